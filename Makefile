@@ -187,6 +187,14 @@ address: ## put the repository's address everywhere: make address URL=https://ho
 try-wheel: ## install the wheel of dist that fits this machine, and run README's lines
 	$(PYTHON) tools/try_wheel.py $(DIST)/unisono-*_$$(uname -m).whl
 
+# The oldest torch that is supported, and the newest that there is.
+RELEASE_TORCH = 2.11 newest
+release-check: wheel ## try both packages with the oldest and the newest torch; is all ready for a release?
+	@for package in $(DIST)/unisono-*.tar.gz $(DIST)/unisono-*_$$(uname -m).whl; do \
+		for torch in $(RELEASE_TORCH); do \
+			$(PYTHON) tools/try_wheel.py --torch $$torch $$package || exit 1; done; done
+	$(PACKAGING)/bin/python tools/check_packages.py $(DIST) --tag "$(TAG)" --release
+
 wheels: $(PACKAGING)/.stamp ## make the wheels of a release in manylinux's image; needs docker
 	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt cibuildwheel
 	$(PACKAGING)/bin/cibuildwheel --output-dir $(DIST)

@@ -57,7 +57,7 @@ KIB, MIB = 1024, 1 << 20
 SIZES = (8, KIB, 64 * KIB, MIB, 64 * MIB)
 DDP_LAYERS, DDP_WIDTH = 24, 1024  # 25 million parameters
 DDP = "DDP step"
-OPTIONS = {"strict": "UNISONO_STRICT_ORDER", "rounded": "UNISONO_ROUND_HALVES"}
+OPTIONS = {"reproducible": "UNISONO_REPRODUCIBLE", "rounded": "UNISONO_ROUND_HALVES"}
 """Backends that are unisono with an option."""
 
 
@@ -162,7 +162,7 @@ def main() -> None:
         "--backends",
         nargs="+",
         default=["gloo", "unisono"],
-        help="strict and rounded are unisono with UNISONO_STRICT_ORDER or UNISONO_ROUND_HALVES",
+        help="reproducible, rounded: unisono with UNISONO_REPRODUCIBLE, UNISONO_ROUND_HALVES",
     )
     parser.add_argument("--dtype", default="float32", help="of the collectives' tensors")
     parser.add_argument("--no-ddp", dest="ddp", action="store_false")

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 15u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 16u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -66,6 +66,14 @@ typedef enum un_reduction {
     UN_TRUNCATED_AVG, /* as UN_AVG, also of integers: their sum divided, towards zero */
     UN_REDUCTIONS,
 } un_reduction;
+
+/* The form of a reduction, as bits, which must be equal on all ranks; they are posted above the four
+ * bits of the reduction itself. */
+typedef enum un_form {
+    UN_REPRODUCIBLE = 1,  /* the bits depend on the contributions alone: see tree.c */
+    UN_CONTRIBUTIONS = 2, /* the same, and each rank brings so many as it likes */
+} un_form;
+enum { UN_FORM_SHIFT = 4 };
 
 static inline bool un_reduces(un_operation operation) {
     return operation == UN_ALL_REDUCE || operation == UN_REDUCE || operation == UN_REDUCE_SCATTER;
@@ -154,6 +162,8 @@ typedef struct un_shape {
 typedef struct un_call {
     un_operation operation;
     un_reduction reduction;
+    unsigned form; /* of a reduction, see un_form */
+    uint32_t contributions; /* in UN_CONTRIBUTIONS, how many follow each other in each input stream */
     un_dtype dtype;
     int root;
     double factor;
@@ -247,7 +257,7 @@ typedef struct un_posted {
     uint64_t call; /* the latest call that the rank posted there */
     un_status refused; /* why; UN_OK: not refused */
     un_operation operation;
-    un_reduction reduction;
+    unsigned reduction; /* with its form */
     un_dtype dtype;
     int root;
     uint64_t bytes;
@@ -295,7 +305,7 @@ typedef struct un_span {
     const int *hosts;          /* each rank's host, numbered in the order of their lowest ranks */
     const void *const *addresses; /* of the workers of ranks on other hosts */
     const size_t *address_bytes;
-    bool is_strict; /* sums are computed rank by rank, wherever the ranks are */
+    const uint64_t *own_proofs, *proofs; /* carried by all that we send to a rank, and it to us */
     bool rounds;    /* sums of half types are rounded between hosts */
 } un_span;
 

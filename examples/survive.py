@@ -2,10 +2,10 @@
 
 python examples/survive.py --kills 10 --every 2
 
-This process starts four ranks and kills one of them every few seconds, at any moment. The survivors
-go on without it for a few steps, then let a new process join, which takes the dead one's rank and
-state. At the end one process computes every step again, with the same numbers of ranks: the losses
-must be the same.
+This process starts four ranks and kills one of them every now and then, at any moment, and says so.
+The survivors go on without it for a few steps, then let a new process join, which takes the dead
+one's rank and state. At the end one process computes every step again, with the same numbers of
+ranks: the losses must be the same.
 
 On two hosts, each of which has two of the ranks and kills its own:
 
@@ -37,6 +37,8 @@ from unisono.training import catch_up
 
 RANKS, HOSTS = 4, 2
 STEPS_WITHOUT = 5  # of a smaller group before it lets new ranks join
+STEP_S = 0.01  # the rest of a step: this model is a small one
+BEGAN = time.monotonic()
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -72,6 +74,7 @@ def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
                 comm.all_reduce([*gradients, loss, ends], "avg")  # type: ignore[list-item]
                 optimizer.step()
                 print(step, comm.generation, comm.size, loss.item(), file=log, flush=True)
+                time.sleep(STEP_S)
                 step, done_in_group = step + 1, done_in_group + 1
                 if ends.item():
                     break
@@ -134,10 +137,20 @@ def wait_for_steps(ranks: list[subprocess.Popen[bytes]], folder: Path) -> None:
         time.sleep(0.01)
 
 
+def say(what: str) -> None:
+    print(f"{time.monotonic() - BEGAN:5.1f} s  {what}", flush=True)
+
+
+def last_step(folder: Path, rank: subprocess.Popen[bytes]) -> str:
+    step, _, size, loss = log_in(folder, rank.pid).read_text().splitlines()[-1].split()
+    return f"step {step} on {size} ranks, loss {float(loss):.5f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--every", type=float, default=0.5, help="seconds")
+    parser.add_argument("--seconds", type=float, default=30, help="kill no rank after so many")
     parser.add_argument("--host", type=int, default=0, help="of several: which this one is")
     parser.add_argument("--store", default="", help="of several: ADDRESS:PORT of host 0")
     parser.add_argument("--folder", help="of several: one that all of them see")
@@ -148,16 +161,21 @@ def main() -> None:
         folder = Path(options.folder or place)
         here = RANKS if store is None else RANKS // HOSTS
         first = options.host * here
+        say(f"starting {here} ranks")
         ranks = [start(folder, options.store, first + rank) for rank in range(here)]
         try:
             wait_for_steps(ranks, folder)
-            for _ in range(options.kills):
+            killed = 0
+            while killed < options.kills and time.monotonic() - BEGAN < options.seconds:
                 time.sleep(options.every * random.uniform(0.5, 1.5))
                 victim = random.randrange(here)
+                say(f"{last_step(folder, ranks[victim])}: rank {first + victim} is killed")
                 ranks[victim].kill()
                 ranks[victim].wait()
                 ranks[victim] = start(folder, options.store, first + victim, "new")
                 wait_for_steps(ranks, folder)
+                killed += 1
+                say(f"{last_step(folder, ranks[victim])}: a new rank {first + victim} has joined")
             ends_in(folder, store)[options.host].touch()
             codes = [rank.wait() for rank in ranks]
         finally:  # Ctrl-C, say: no rank goes on alone
@@ -170,13 +188,14 @@ def main() -> None:
                 step, generation, size, loss = line.split()
                 known = steps.get(int(step), (-1, 0, 0.0))  # the rank that continued later is right
                 steps[int(step)] = max(known, (int(generation), int(size), float(loss)))
+    say(f"computing the {len(steps)} steps again in one process")
     found = [steps[step] for step in range(len(steps))]
     expected = compute_again([size for _, size, _ in found])
     for step, ((_, size, loss), right) in enumerate(zip(found, expected, strict=True)):
         is_right = abs(loss - right) <= 1e-4 * abs(right)
         assert is_right, f"step {step} on {size} ranks: {loss}, not {right}"
     smaller = sum(size < RANKS for _, size, _ in found)
-    print(f"{options.kills} ranks killed and replaced here in {len(found)} steps,")
+    print(f"{killed} ranks killed and replaced here in {len(found)} steps,")
     print(f"{smaller} of them with fewer ranks;", end=" ")
     print(f"every loss is that of one process, from {expected[0]:.3f} to {expected[-1]:.5f}")
 

@@ -46,8 +46,19 @@ def test_example_on_gloo(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_are_killed_and_the_losses_stay_the_same() -> None:
-    ran = run_python(str(FOLDER / "survive.py"), "--kills", "2", "--every", "0.2", timeout_s=600)
+    options = ("--kills", "2", "--every", "0.2", "--seconds", "500")
+    ran = run_python(str(FOLDER / "survive.py"), *options, timeout_s=600)
+    first, *_ = ran.stdout.splitlines()
+    assert first.endswith("s  starting 4 ranks")
     assert "2 ranks killed and replaced" in ran.stdout, ran
+
+
+def test_lengths_are_those_of_the_readme() -> None:
+    lengths = {p.stem: p.read_text().count("\n") for p in FOLDER.glob("*.py")}
+    assert {name for name, lines in lengths.items() if lines >= 100} == OWN_RANKS
+    for folder in ("parallel_gpt", "weight_update"):
+        lines = sum(p.read_text().count("\n") for p in (FOLDER / folder).glob("*.py"))
+        assert 350 < lines < 500
 
 
 # -- they would notice -----------------------------------------------------------------------------

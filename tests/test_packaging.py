@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import re
 import runpy
+import subprocess
 import tarfile
 import tomllib
 import zipfile
@@ -110,6 +111,19 @@ def test_a_release_needs_the_repositorys_address() -> None:
     assert list(checks.tag_problems("v1.2.3", known)) == []
 
 
+def test_a_release_needs_a_dated_changelog_and_no_invented_address(tmp_path: Path) -> None:
+    assert list(checks.release_problems(ROOT, unisono.__version__)) == []
+    (undated,) = checks.release_problems(ROOT, "9.9.9")
+    assert "CHANGELOG.md has no dated section: ## 9.9.9 (YYYY-MM-DD)" in undated
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "CHANGELOG.md").write_text(f"## 1.0 (2026-01-01)\n{checks.PLACEHOLDER}/x\n")
+    (tmp_path / "README.md").write_text("https://github.com/owner/unisono\n")
+    subprocess.run(["git", "-C", tmp_path, "add", "."], check=True)
+    placeholder, invented = checks.release_problems(tmp_path, "1.0")
+    assert placeholder.startswith("CHANGELOG.md has https://example.invalid")
+    assert invented.startswith("README.md has an address that nobody has chosen")
+
+
 def test_good_metadata_is_passed() -> None:
     text = metadata("Requires-Dist: numpy", page="[a](https://b) [c](#d) `[e](f)`")
     assert list(checks.metadata_problems(email.message_from_string(text))) == []
@@ -137,6 +151,9 @@ GOOD_FILES = [
     "unisono/_native.abi3.so",
     "unisono/py.typed",
     "unisono/show/assets/page.css",
+    "unisono-1.2.3.dist-info/licenses/LICENSE",
+    *(f"unisono/learn/chapters/course-{number:02}-x.md" for number in range(checks.CHAPTERS)),
+    *(f"unisono/learn/solutions/chapter_{number:02}.py" for number in range(checks.CHAPTERS)),
 ]
 
 
@@ -155,14 +172,17 @@ def test_mistakes_in_packages_are_found(tmp_path: Path) -> None:
         ["unisono/_native.abi3.so", "unisono/libother.so.2", "tests/test_x.py"],
         sorted({*checks.SOURCES, "tests", "src/picture.png"} - {"csrc"}),
     )
-    assert len(found) == 7
+    assert len(found) == 10
     assert "['csrc', 'tests']" in found[0]
     assert "src/picture.png" in found[1]
     assert "auditwheel" in found[2]
     assert "libother.so.2" in found[3]
     assert "py.typed" in found[4]
     assert "show/assets" in found[5]
-    assert "'tests'" in found[6]
+    assert "learn/chapters" in found[6]
+    assert "learn/solutions" in found[7]
+    assert "licence" in found[8]
+    assert "'tests'" in found[9]
 
 
 def test_a_package_that_is_too_large_is_found(tmp_path: Path) -> None:
@@ -193,3 +213,11 @@ def test_the_tools_find_the_programs_of_the_readme() -> None:
     ten_lines, torch_line = tool("try_wheel").programs()
     assert "unisono.launch(work, ranks=4)" in ten_lines.text
     assert 'dist.init_process_group("unisono")' in torch_line.text
+
+
+def test_contributing_lists_every_target() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = re.findall(r"^([a-z-]+):.* ## ", (ROOT / "Makefile").read_text(), re.M)
+    listed = re.findall(r"^\| `make ([a-z-]+)` \|", text, re.M)
+    assert sorted(listed) == sorted(set(targets) - {"help"})
+    assert [line for line in text.splitlines() if len(line) > 100] == []

@@ -1,9 +1,10 @@
 """Look at the packages in a folder as an index would, and refuse what should not be uploaded.
 
-    python tools/check_packages.py dist [--tag v0.1.0]
+    python tools/check_packages.py dist [--tag v0.1.0] [--release]
 
 There must be one source package and at least one wheel. `--tag` is the tag of the release, which
-must name their version.
+must name their version. `--release` looks at the repository, too: whether the changelog has a date
+for this version, and no address but one stands for the repository's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import email
 import re
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -19,17 +21,21 @@ from email.message import Message
 from pathlib import Path, PurePosixPath
 
 MOST_BYTES = 2_000_000
+CHAPTERS = len(list(Path(__file__).parent.parent.glob("docs/course-*.md")))
 MACHINES = ("x86_64", "aarch64")
 WHEEL_NAME = re.compile(
     rf"unisono-[0-9a-z.]+-cp311-abi3-([\w.]*manylinux_\w+_({'|'.join(MACHINES)}))\.whl"
 )
 
 SOURCES = {"pyproject.toml", "CMakeLists.txt", "csrc", "src", "README.md", "CHANGELOG.md"}
-SOURCES |= {"LICENSE", "PKG-INFO"}
+SOURCES |= {"LICENSE", "PKG-INFO", "docs", "examples"}
 NOT_SOURCE = (".so", ".o", ".pyc", ".png", ".svg", ".json")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|<(?:a|img)\b[^>]*?(?:href|src)=[\"']([^\"']+)", re.I)
 PLACEHOLDER = "https://example.invalid"
 """Where the repository's address would stand: `.invalid` never leads anywhere (RFC 2606)."""
+ADDRESSED = ("CITATION.cff", "SECURITY.md", "pyproject.toml", ".github/ISSUE_TEMPLATE/config.yml")
+"""The files that `make address` changes."""
+INVENTED = r"github(usercontent)?\.com/(unisono|owner|you)/|example\.(com|org)/unisono"
 LEADS_SOMEWHERE = ("https://", "http://", "mailto:", "#")
 
 
@@ -73,6 +79,11 @@ def read_wheel(package: Path) -> tuple[Message, list[str]]:
         found.append("lacks unisono/py.typed, so that nobody sees its types")
     if not any(name.startswith("unisono/show/assets/") for name in files):
         found.append("lacks unisono/show/assets, without which no page can be made")
+    for part in ("chapters/course-", "solutions/chapter_"):
+        if sum(name.startswith(f"unisono/learn/{part}") for name in files) < CHAPTERS:
+            found += [f"lacks some of unisono/learn/{part}*, without which there is no course"]
+    if not any(name.endswith(".dist-info/licenses/LICENSE") for name in files):
+        found.append("lacks its licence")
     others = {name.split("/")[0] for name in files} - {"unisono"}
     if len(others) != 1:  # the folder of the metadata
         found.append(f"would install {sorted(others)} beside unisono")
@@ -148,13 +159,44 @@ def tag_problems(tag: str, metadata: Message) -> Iterator[str]:
         yield f"has {PLACEHOLDER} for the repository's address: `make address URL=https://...`"
 
 
+def release_problems(root: Path, version: str) -> Iterator[str]:
+    """What is wrong with the repository for a release of this version."""
+    dated = rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$"
+    if not re.search(dated, (root / "CHANGELOG.md").read_text(), re.M):
+        yield f"CHANGELOG.md has no dated section: ## {version} (YYYY-MM-DD)"
+
+    def files_with(*pattern: str) -> set[str]:
+        command = [
+            "git",
+            "grep",
+            "--name-only",
+            *pattern,
+            "--",
+            ".",
+            ":!tools",
+            ":!docs",
+            ":!tests",
+        ]
+        return set(subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.split())
+
+    for file in sorted(files_with("-F", PLACEHOLDER) - {*ADDRESSED, "Makefile"}):
+        yield f"{file} has {PLACEHOLDER}, and `make address` does not change it"
+    for file in sorted(files_with("-E", INVENTED)):
+        yield f"{file} has an address that nobody has chosen: write {PLACEHOLDER}/unisono"
+
+
 def main() -> None:
     """Exit with 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tag", default="", help="the release's tag: v and the version")
+    parser.add_argument("--release", action="store_true", help="look at the repository, too")
     arguments = parser.parse_args()
     found = list(problems(arguments.folder, arguments.tag))
+    if arguments.release:
+        root = Path(__file__).resolve().parents[1]
+        (source,) = arguments.folder.glob("*.tar.gz")
+        found += release_problems(root, read_source(source)[0]["Version"])
     for problem in found:
         print(problem, file=sys.stderr)
     if found:
@@ -163,6 +205,9 @@ def main() -> None:
         tagged = WHEEL_NAME.fullmatch(package.name)
         needs = f", glibc {glibc(tagged[1])} or later" if tagged else ""
         print(f"{package.name}: {package.stat().st_size / 1000:.0f} kB{needs}")
+    for machine in MACHINES if arguments.release else ():
+        if not list(arguments.folder.glob(f"*_{machine}.whl")):
+            print(f"no wheel for {machine} here: the workflow packages.yml builds it")
 
 
 if __name__ == "__main__":

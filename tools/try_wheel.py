@@ -1,16 +1,19 @@
-"""Install a wheel as a new user would, without a compiler, and run the programs of the README.
+"""Install a package as a new user would, and run the programs of the README and the course.
 
     python tools/try_wheel.py dist/unisono-*.whl
+    python tools/try_wheel.py --torch 2.11 dist/unisono-*.tar.gz
 
-The wheel is installed into a new environment. torch and what else it depends on are those of .venv,
-where that has them; otherwise they are installed, too: wheels alone, in the versions of
-constraints.txt. Programs run there with nothing on PATH but the environment itself, outside the
-source tree.
+The package is installed into a new environment. torch and what else it depends on are those of
+.venv, where that has them; otherwise, or with `--torch`, they are installed, too: wheels alone, in
+the versions of constraints.txt but for torch's. Programs run there with nothing on PATH but the
+environment itself, outside the source tree, so that a wheel needs no compiler.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,24 +47,31 @@ def programs() -> tuple[Block, Block]:
     return ten_lines, torch_line
 
 
-def install(wheel: Path, folder: Path) -> dict[str, str]:
-    """A new environment with the wheel in it; returns what its programs may know of the world."""
+def install(package: Path, folder: Path, torch: str) -> dict[str, str]:
+    """A new environment with the package in it; returns what its programs may know of the world.
+    `torch` is a version, "newest", or "" for that of .venv."""
     venv.create(folder, with_pip=True)
     version = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    known, options = ROOT / ".venv" / version, []
-    if (known / "torch").is_dir():
+    known, options = ROOT / ".venv" / version, [""]
+    constraints = (ROOT / "constraints.txt").read_text()
+    if torch:
+        constraints = re.sub(r"^torch==.*$", "", constraints, flags=re.M)
+        options = ["torch" if torch == "newest" else f"torch=={torch}.*"]
+    elif (known / "torch").is_dir():
         (folder / version / "dependencies.pth").write_text(f"{known}\n")
         options = ["--no-deps"]
+    (folder / "constraints.txt").write_text(constraints)
     subprocess.run(
         [
             folder / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:",
-            "--constraint", ROOT / "constraints.txt", *options, wheel,
+            "--no-binary", "unisono", "--constraint", folder / "constraints.txt",
+            *filter(None, options), package,
         ],
         check=True,
     )  # fmt: skip
     home = [folder / "bin/python", "-c", "import unisono; print(unisono.__file__)"]
     found = subprocess.run(home, check=True, capture_output=True, text=True, cwd=folder).stdout
-    assert Path(found.strip()).is_relative_to(folder), f"{found.strip()} is not the wheel's"
+    assert Path(found.strip()).is_relative_to(folder), f"{found.strip()} is not the package's"
     environment = {"PATH": str(folder / "bin"), "HOME": str(folder)}
     for compiler in ("cc", "gcc", "clang", "c++", "ld", "cmake", "make"):
         assert shutil.which(compiler, path=environment["PATH"]) is None, compiler
@@ -87,11 +97,15 @@ def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
 
 
 def main() -> None:
-    """Exit with 1 if the wheel does not do what the README says."""
-    (wheel,) = (Path(name).resolve() for name in sys.argv[1:])
+    """Exit with 1 if the package does not do what the README says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--torch", default="", help="a version, or newest")
+    options = parser.parse_args()
+    package = options.package.resolve()
     with tempfile.TemporaryDirectory(prefix="unisono-wheel-") as name:
         folder = Path(name)
-        environment = install(wheel, folder / "environment")
+        environment = install(package, folder / "environment", options.torch)
         ten_lines, torch_line = programs()
         (folder / "ten_lines.py").write_text(ten_lines.text)
         (folder / "torch_line.py").write_text(torch_line.text + SUM)
@@ -104,7 +118,13 @@ def main() -> None:
         if printed.count("sum 2 on unisono") != 2:
             raise SystemExit("torch.distributed should have added two ones on unisono, twice")
         run(["unisono", "doctor", "--backends", "unisono"], environment, folder)
-    print(f"{wheel.name}: installed without a compiler; README's programs run")
+        run(["unisono", "learn"], environment, folder)
+        (folder / "course/chapter_02.py").write_text(
+            run(["unisono", "learn", "solution", "2"], environment, folder)
+        )
+        run(["unisono", "learn", "check", "2"], environment, folder)
+    with_torch = f" with torch {options.torch}" if options.torch else ""
+    print(f"{package.name}: installed{with_torch}; README's programs and the course run")
 
 
 if __name__ == "__main__":

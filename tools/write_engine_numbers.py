@@ -23,6 +23,7 @@ CLASSES = {
         "How a call ended. A plain class: an enumeration would slow down the start of a process.",
     ),
     "un_operation": ("class Operation(IntEnum):", "What a call does."),
+    "un_form": ("class Form:", "What else a reduction is, as bits above the four of its number."),
     "un_note": ("class Note:", "Texts that a rank leaves for its peers' errors."),
 }
 

@@ -21,7 +21,7 @@ MODULES = (
 )
 KEPT = ("__init__", "__enter__", "__exit__", "_refuse_for", "_refuse_message")
 """Of a class's private methods those that others call."""
-NEED_INPUT = ("all_gather", "reduce_scatter", "gather", "all_to_all")
+NEED_INPUT = ("all_gather", "gather", "all_to_all")
 HEAD = "# Written by tools/write_overloads.py from the module beside it.\n"
 
 

@@ -25,8 +25,8 @@ static uint64_t ticks(void) {
 #endif
 }
 
-/* What must be equal on all ranks, in 64 bits: operation, reduction, refusal, root, type. */
-uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype) {
+/* What must be equal on all ranks, in 64 bits: operation, reduction and its form, refusal, root, type. */
+uint64_t signature_of(un_operation operation, unsigned reduction, int root, un_dtype dtype) {
     return (uint64_t)operation | (uint64_t)reduction << 8 | (uint64_t)(uint16_t)root << 24 |
            (uint64_t)(dtype & 0xffffff) << 40;
 }

@@ -9,7 +9,7 @@ uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t c
 void record_call(un_group *g, uint64_t number, uint64_t call); /* from the queue */
 void record_start(un_group *g, uint64_t number);
 void record_end(un_group *g, uint64_t number, un_status status);
-uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype);
+uint64_t signature_of(un_operation operation, unsigned reduction, int root, un_dtype dtype);
 void write_note(note *n, uint64_t about, const char *text, size_t bytes);
 COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);
 void ask_where(un_group *g, int rank, uint64_t call);

@@ -4,11 +4,17 @@
 
 #include "hosts/hosts.h"
 
+typedef struct row {
+    char *data;
+    size_t bytes;
+} row;
+
 typedef struct lane_call {
     execution *x;
     un_group *g;
     hosts *hosts;
     un_call inner; /* what its calls inside the host have in common */
+    const row *given; /* the input, one row or one for each rank */
 } lane_call;
 
 typedef struct batch { /* transfers that are waited for together */

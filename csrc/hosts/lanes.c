@@ -18,18 +18,12 @@ enum {
     LANE_BYTES = 512 * 1024,  /* of a chunk, for each lane */
     ROW_BYTES = 256 * 1024,   /* of each rank's row in a chunk */
     CHAIN_BYTES = 512 * 1024, /* of a broadcast, forwarded by a host at once */
-    STRICT_BYTES = 8 * 1024 * 1024,
     DEPTH = 5,                    /* chunks in flight, */
     AHEAD = DEPTH - 1,            /* before the first of them is needed */
     GRACE_NS = 500 * 1000 * 1000, /* for our host: the rank that waits for another host knows more */
 };
 
 /* -- inside a host --------------------------------------------------------------------------------- */
-
-typedef struct row {
-    char *data;
-    size_t bytes;
-} row;
 
 static un_stream stream_of(const row *rows, size_t count, un_view *views) {
     un_stream s = {.views = views, .count = count};
@@ -163,7 +157,9 @@ static un_status gather_rows(lane_call *l, const row *rows) {
 typedef struct lane_sum {
     lane_call *l;
     host_arithmetic a;
+    host_tree *tree;            /* of a reproducible sum; NULL: hosts have one sum each */
     char *wide, *sums, *theirs; /* of DEPTH chunks each, except `wide` */
+    char *taken;                /* of a reproducible sum: from the ranks of our host */
     size_t sum_bytes, row_bytes;
     batch scattered[DEPTH], gathered[DEPTH];
 } lane_sum;
@@ -174,8 +170,14 @@ static size_t wide_bytes_of(const lane_sum *r, size_t bytes) {
 
 static char *sums_of(const lane_sum *r, size_t chunk) { return r->sums + chunk % DEPTH * r->sum_bytes; }
 
+static size_t sums_by(const lane_sum *r, int host) { return r->tree ? r->tree->count[host] : 1; }
+static size_t sums_before(const lane_sum *r, int host) {
+    return r->tree ? r->tree->begin[host] : (size_t)host;
+}
+
 static char *theirs_of(const lane_sum *r, size_t chunk, int host) {
-    return r->theirs + (chunk % DEPTH * (size_t)r->l->hosts->count + (size_t)host) * r->row_bytes;
+    size_t each = sums_before(r, r->l->hosts->count);
+    return r->theirs + (chunk % DEPTH * each + sums_before(r, host)) * r->row_bytes;
 }
 
 /* A row of a chunk has at most `most_bytes`, and all together at most `chunk_bytes`. */
@@ -183,18 +185,86 @@ static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_
     size_t heard = 1;
     for (int rank = 0; rank < l->g->ranks; rank++) heard += is_heard_here(l->g, rank);
     r->l = l;
+    if (l->x->takes_tree && !(r->tree = make_host_tree(l->x))) return UN_NO_MEMORY;
+    size_t own = r->tree ? r->tree->own : 1;
     r->row_bytes = round_up(wide_bytes_of(r, most_bytes), LINE_BYTES);
-    r->sum_bytes = heard * r->row_bytes;
-    if (r->a.widen) r->wide = scratch(l, 0, wide_bytes_of(r, chunk_bytes));
+    r->sum_bytes = heard * r->row_bytes * sums_by(r, l->hosts->mine);
+    if (r->a.widen || r->tree) r->wide = scratch(l, 0, own * wide_bytes_of(r, chunk_bytes));
     r->sums = scratch(l, 1, DEPTH * r->sum_bytes);
-    r->theirs = scratch(l, 2, DEPTH * (size_t)l->hosts->count * r->row_bytes);
+    r->theirs = scratch(l, 2, DEPTH * sums_before(r, l->hosts->count) * r->row_bytes);
+    if (r->tree) r->taken = scratch(l, 4, r->tree->here * heard * r->row_bytes);
     l->inner.dtype = r->a.dtype;
     l->inner.reduction = r->a.inside;
     return status_from_abort(l->g) ? fail_from_abort(l->g) : UN_OK;
 }
 
+/* Our nodes of a row, one after the other. */
+static size_t begin_nodes(lane_sum *r, int rank, row given, char *to) {
+    execution *x = r->l->x;
+    size_t items = given.bytes / r->a.item_bytes, bytes = items * r->a.wide_bytes;
+    const row *whole = &r->l->given[un_is_wide_input(x->call->operation) ? rank : 0];
+    un_view view;
+    un_stream part = stream_of(whole, 1, &view);
+    for (size_t node = 0; items && node < r->tree->own; node++, to += bytes)
+        if (x->several)
+            reduce_contributions(x->several, &part, node, (size_t)(given.data - whole->data) / r->a.item_bytes,
+                                 items, to, BEGINS);
+        else
+            reduce_nodes(&r->tree->arithmetic, NULL, 1, 1, to, (const void *[]){given.data}, items, BEGINS);
+    return r->tree->own * bytes;
+}
+
+/* As `begin_scatter`, of sums in a tree: a rank sends its nodes to each rank of its host, which
+ * reduces them to the host's. */
+static un_status begin_tree(lane_sum *r, size_t chunk, const row *rows) {
+    lane_call *l = r->l;
+    const hosts *hs = l->hosts;
+    const host_tree *tree = r->tree;
+    const host *here = &hs->host[hs->mine];
+    int ranks[UN_MAX_RANKS];
+    un_stream input[UN_MAX_RANKS], output[UN_MAX_RANKS];
+    un_view in_views[UN_MAX_RANKS], out_views[UN_MAX_RANKS];
+    row heard[UN_MAX_RANKS];
+    char *at = r->wide, *taken[UN_MAX_RANKS], *next = r->taken;
+    size_t rows_bytes = 0; /* of one node of all rows that we reduce */
+    for (int index = 0; index < here->count; index++) {
+        size_t count = rows_heard_by(hs, index, rows, ranks, heard);
+        row all = {at, 0};
+        for (size_t i = 0; i < count; i++) all.bytes += begin_nodes(r, ranks[i], heard[i], at + all.bytes);
+        at += all.bytes;
+        input[index] = stream_of(&all, 1, &in_views[index]);
+        if (index == hs->index) rows_bytes = all.bytes / tree->own;
+    }
+    for (int index = 0; index < here->count; index++) {
+        row all = {taken[index] = next, tree->of_rank[index] * rows_bytes};
+        output[index] = stream_of(&all, 1, &out_views[index]);
+        next += all.bytes;
+    }
+    batch *b = &r->scattered[chunk % DEPTH];
+    size_t own = wide_bytes_of(r, rows[l->g->rank].bytes);
+    for (int h = 0; h < hs->count; h++)
+        if (h != hs->mine)
+            want(l, b, mate_on(hs, h), theirs_of(r, chunk, h), own * sums_by(r, h));
+    un_status status = run_inside(l, UN_ALL_TO_ALL, 0, input, output);
+    size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard), sums = sums_by(r, hs->mine);
+    char *to = sums_of(r, chunk);
+    for (size_t i = 0; !status && i < count; i++) {
+        size_t items = heard[i].bytes / r->a.item_bytes, bytes = items * r->a.wide_bytes, used = 0;
+        for (int index = 0; index < here->count; index++)
+            for (size_t node = 0; node < tree->of_rank[index]; node++, taken[index] += bytes)
+                tree->from[used++] = taken[index];
+        for (size_t sum = 0, begin = 0; sum < sums; begin = tree->end[sum++])
+            reduce_nodes(&tree->arithmetic, tree->nodes + begin, tree->end[sum] - begin, tree->total,
+                         to + sum * bytes, tree->from + begin, items, 0);
+        if (i) give(l, b, ranks[i], to, sums * bytes);
+        to += sums * bytes;
+    }
+    return status;
+}
+
 /* Each rank combines the rows of its mates on other hosts inside its host, and sends them. */
 static un_status begin_scatter(lane_sum *r, size_t chunk, const row *rows) {
+    if (r->tree) return begin_tree(r, chunk, rows);
     lane_call *l = r->l;
     const hosts *hs = l->hosts;
     size_t used = 0, total = 0, sums = 0;
@@ -239,6 +309,17 @@ static un_status finish_scatter(lane_sum *r, size_t chunk, row to) {
     un_status status = land(r->l, &r->scattered[chunk % DEPTH]);
     if (status || !to.bytes) return status;
     char *own = sums_of(r, chunk);
+    if (r->tree) {
+        size_t items = to.bytes / r->a.item_bytes, bytes = items * r->a.wide_bytes;
+        for (size_t i = 0; i < r->tree->all; i++) {
+            host_sum s = r->tree->sum[i];
+            r->tree->from[i] = (s.host == hs->mine ? own : theirs_of(r, chunk, s.host)) + s.place * bytes;
+            r->tree->sorted[i] = s.node;
+        }
+        reduce_nodes(&r->tree->arithmetic, r->tree->sorted, r->tree->all, r->tree->total, to.data,
+                     r->tree->from, items, ENDS);
+        return UN_OK;
+    }
     const void *by_host[UN_MAX_RANKS];
     for (int h = 0; h < hs->count; h++) by_host[h] = h == hs->mine ? own : theirs_of(r, chunk, h);
     r->a.second.run(r->a.narrow ? own : to.data, by_host, hs->count,
@@ -252,11 +333,15 @@ static un_status end_sum(lane_sum *r, un_status status) {
         end_batch(r->l, &r->scattered[i]);
         end_batch(r->l, &r->gathered[i]);
     }
+    free_host_tree(r->tree);
     return status;
 }
 
-static un_status scatter_sums(lane_call *l, const row *rows, row to) {
+static un_status scatter_sums(lane_call *l, const row *given, row to) {
     int ranks = l->g->ranks;
+    row rows[UN_MAX_RANKS];
+    for (int rank = 0; rank < ranks; rank++)
+        rows[rank] = (row){given[rank].data, l->x->several ? to.bytes : given[rank].bytes};
     lane_sum r = {.a = arithmetic_of(l->g, l->x->call)};
     size_t longest = longest_of(rows, ranks);
     size_t step = least(ROW_BYTES / r.a.item_bytes * r.a.item_bytes, longest);
@@ -405,54 +490,6 @@ static un_status run_chain(lane_call *l, row whole, int root) {
     return status;
 }
 
-/* -- strict order: one rank combines all contributions to an element --------------------------------------- */
-
-/* Combine a row from each rank, in rank order, into `to`. */
-static un_status combine_strictly(lane_call *l, const row *gives, row to) {
-    execution *x = l->x;
-    int ranks = l->g->ranks;
-    char *rows = scratch(l, 0, (size_t)ranks * to.bytes);
-    if (status_from_abort(l->g)) return fail_from_abort(l->g);
-    row takes[UN_MAX_RANKS];
-    const void *sources[UN_MAX_RANKS];
-    for (int rank = 0; rank < ranks; rank++) {
-        takes[rank] = (row){rows + (size_t)rank * to.bytes, to.bytes};
-        sources[rank] = takes[rank].data;
-    }
-    un_status status = move_pairs(l, gives, takes);
-    if (!status && to.bytes)
-        x->reducer.run(to.data, sources, ranks, to.bytes / x->reducer.unit, x->call->factor);
-    return status;
-}
-
-static un_status reduce_strictly(lane_call *l, const char *in, char *out, size_t bytes, int root) {
-    int ranks = l->g->ranks, me = l->g->rank;
-    size_t item = (l->x->call->dtype >> 8 & 0xff) / 8, step = STRICT_BYTES / item * item;
-    un_status status = UN_OK;
-    for (size_t offset = 0; !status && offset < bytes; offset += step) {
-        size_t some = least(step, bytes - offset), items = some / item;
-        row gives[UN_MAX_RANKS], rows[UN_MAX_RANKS];
-        char *result = root < 0 || root == me ? out + offset : NULL;
-        for (int rank = 0; rank < ranks; rank++) {
-            size_t begin = part_begin(items, (size_t)ranks, (size_t)rank) * item;
-            size_t end = part_begin(items, (size_t)ranks, (size_t)rank + 1) * item;
-            gives[rank] = (row){(char *)(uintptr_t)in + offset + begin, end - begin};
-            rows[rank] = (row){result ? result + begin : NULL, end - begin};
-        }
-        row mine = rows[me];
-        if (root >= 0) mine.data = scratch(l, 3, mine.bytes);
-        status = combine_strictly(l, gives, mine);
-        if (!status && root < 0) status = gather_rows(l, rows);
-        if (status || root < 0) continue;
-        for (int rank = 0; rank < ranks; rank++) {
-            gives[rank] = rank == root ? mine : (row){mine.data, 0};
-            if (root != me) rows[rank].bytes = 0;
-        }
-        status = move_pairs(l, gives, rows);
-    }
-    return status;
-}
-
 /* -- the whole ------------------------------------------------------------------------------------------- */
 
 /* Both sides, contiguous: where a tensor is not, a copy stands for it. */
@@ -521,16 +558,16 @@ static un_status move_sides(lane_call *l, sides *t) {
     const un_call *call = l->x->call;
     un_group *g = l->g;
     row *in = t->rows, *out = t->rows + t->inputs;
+    l->given = in;
     row gives[UN_MAX_RANKS] = {0}, takes[UN_MAX_RANKS] = {0};
     switch (call->operation) {
     case UN_ALL_REDUCE:
     case UN_REDUCE:
-        return (!l->g->reach->combine ? reduce_strictly : reduce_in_lanes)(
-            l, in->data, t->outputs ? out->data : NULL, in->bytes,
-            call->operation == UN_REDUCE ? call->root : -1);
+        return reduce_in_lanes(l, in->data, t->outputs ? out->data : NULL, call->output->bytes,
+                               call->operation == UN_REDUCE ? call->root : -1);
     case UN_BROADCAST: return run_chain(l, *t->rows, call->root);
     case UN_REDUCE_SCATTER:
-        return !l->g->reach->combine ? combine_strictly(l, in, *out) : scatter_sums(l, in, *out);
+        return scatter_sums(l, in, *out);
     case UN_GATHER:
         gives[call->root] = *in;
         memcpy(takes, out, t->outputs * sizeof *out);

@@ -2,9 +2,11 @@
  *
  * So for one placement of ranks every element is combined in one order, at every size, by any rank.
  * Sums of half types travel between hosts in float32, and are rounded once at the end; a group that
- * `rounds` sends them as half types, which halves the bytes. A strict group has no host order:
- * every element is combined rank by rank, as on one host.
+ * `rounds` sends them as half types, which halves the bytes. Reproducible sums know no hosts: each
+ * host sends the nodes of their tree that its ranks have whole.
  */
+#include <stdlib.h>
+
 #include "hosts/hosts.h"
 
 enum { STACK_BYTES = 64 * 1024 };
@@ -66,4 +68,77 @@ void combine_in_host_order(execution *x, char *to, const void **sources, size_t 
         a.second.run(sum, partials, hs->count, some * a.wide_bytes / a.second.unit, a.divisor);
         if (a.narrow) convert(a.narrow, out, sum, some);
     }
+}
+
+/* -- sums in a tree -------------------------------------------------------------------------------- */
+
+static int by_contributions(const void *a, const void *b) {
+    uint32_t one = ((const host_sum *)a)->node.first, other = ((const host_sum *)b)->node.first;
+    return one < other ? -1 : one > other;
+}
+
+static void find_sums(host_tree *t, const hosts *hs, const tree_table *table, tree_node *merged, size_t *others) {
+    for (int h = 0; h < hs->count; h++) {
+        size_t nodes = 0;
+        for (int i = 0; i < hs->host[h].count; i++) {
+            int rank = hs->host[h].ranks[i];
+            size_t begin = table->begin[rank], count = table->begin[rank + 1] - begin;
+            memcpy(t->sorted + nodes, table->node + begin, count * sizeof *t->sorted);
+            nodes += count;
+            if (h == hs->mine) t->of_rank[i] = count;
+        }
+        size_t *end = h == hs->mine ? t->end : others;
+        t->count[h] = merge_nodes(t->sorted, nodes, table->total, merged, end);
+        for (size_t i = 0; i < t->count[h]; i++) t->sum[t->all++] = (host_sum){merged[i], h, i};
+        t->begin[h + 1] = t->all;
+        if (h != hs->mine) continue;
+        t->here = nodes;
+        t->own = t->of_rank[hs->index];
+        memcpy(t->nodes, t->sorted, nodes * sizeof *t->nodes);
+    }
+    qsort(t->sum, t->all, sizeof *t->sum, by_contributions);
+}
+
+host_tree *make_host_tree(execution *x) {
+    const hosts *hs = hosts_of(x->g);
+    uint32_t ones[UN_MAX_RANKS];
+    for (int rank = 0; rank < x->g->ranks; rank++) ones[rank] = 1;
+    tree_table *table = x->several ? tree_of(x) : make_tree_table(ones, x->g->ranks);
+    host_tree *t = table ? calloc(1, sizeof *t) : NULL;
+    if (!t) return NULL;
+    size_t nodes = table->begin[x->g->ranks], hosts = (size_t)hs->count;
+    *t = (host_tree){.total = table->total,
+                     .of_rank = calloc((size_t)hs->most, sizeof *t->of_rank),
+                     .nodes = calloc(nodes, sizeof *t->nodes),
+                     .end = calloc(nodes, sizeof *t->end),
+                     .count = calloc(hosts, sizeof *t->count),
+                     .begin = calloc(hosts + 1, sizeof *t->begin),
+                     .sum = calloc(nodes, sizeof *t->sum),
+                     .sorted = calloc(nodes, sizeof *t->sorted),
+                     .from = calloc(nodes, sizeof *t->from)};
+    t->arithmetic = tree_sum_of(x->call->dtype, x->call->reduction, x->call->factor, t->total);
+    tree_node *merged = calloc(nodes, sizeof *merged);
+    size_t *others = calloc(nodes, sizeof *others);
+    bool made = merged && others && t->of_rank && t->nodes && t->end && t->count && t->begin && t->sum &&
+                t->sorted && t->from;
+    if (made) find_sums(t, hs, table, merged, others);
+    free(merged);
+    free(others);
+    if (!x->several) free_tree_table(table);
+    if (made) return t;
+    free_host_tree(t);
+    return NULL;
+}
+
+void free_host_tree(host_tree *t) {
+    if (!t) return;
+    free(t->of_rank);
+    free(t->nodes);
+    free(t->end);
+    free(t->count);
+    free(t->begin);
+    free(t->sum);
+    free(t->sorted);
+    free(t->from);
+    free(t);
 }

@@ -18,7 +18,8 @@ enum {
 };
 
 static uint64_t signature_of_call(const un_call *call) {
-    return signature_of(call->operation, call->reduction, call->root, call->dtype);
+    unsigned reduction = (unsigned)call->reduction | call->form << UN_FORM_SHIFT;
+    return signature_of(call->operation, reduction, call->root, call->dtype);
 }
 
 /* The arguments of a refused call are ignored. */
@@ -33,7 +34,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     uint64_t signature = read_word(&p->signature);
     return (un_posted){.call = number,
                        .operation = (un_operation)(signature & 0xff),
-                       .reduction = (un_reduction)(signature >> 8 & 0xff),
+                       .reduction = signature >> 8 & 0xff,
                        .refused = (un_status)(signature >> 16 & 0x3f),
                        .root = (int16_t)(signature >> 24 & 0xffff),
                        .dtype = (un_dtype)(signature >> 40),
@@ -61,11 +62,10 @@ static void post_call(execution *x, un_status refusal) {
     descriptor *mine = descriptor_of(g, g->rank, x->number);
     uint64_t signature = signature_of_call(x->call) | x->marks;
     if (refusal) signature = refusal_of(x->call, refusal);
-    uint64_t bytes = refusal ? 0 : x->bytes, hash = refusal ? 0 : hash_of(x);
     write_word(&mine->signature, signature);
-    write_word(&mine->bytes, bytes);
-    write_word(&mine->hash, hash);
-    if (g->reach) g->reach->post(x, signature, bytes, hash);
+    write_word(&mine->bytes, refusal ? 0 : x->bytes);
+    write_word(&mine->hash, refusal ? 0 : hash_of(x));
+    if (g->reach) g->reach->post(x);
     publish(g, &mine->call, x->number);
 }
 
@@ -145,7 +145,7 @@ un_status finish_step(execution *x, bool waits) {
  *
  * Step t may write slot t % SLOTS: a peer that is past step t-2 has taken piece t-4 (with a
  * combining stage between; t-3 without), and we have waited for that in step t-1. */
-static un_status move(execution *x) {
+un_status move(execution *x) {
     un_group *g = x->g;
     size_t stages = x->combine ? 2 : 1;
     size_t last = x->steps + stages - 1;
@@ -216,6 +216,7 @@ static un_status meet_and_move(execution *x) {
     x->patience.may_leave = false;
     if (x->learn) x->learn(x);
     record_start(x->g, x->record);
+    if (x->call->form & UN_CONTRIBUTIONS) return run_contributions(x);
     if (x->takes_lanes) return x->g->reach->run(x);
     if (x->call->schedule) return run_schedule(x);
     int readable = x->may_be_direct ? readable_givers(x) : NONE;
@@ -294,7 +295,7 @@ static un_status carry_out(execution *x, un_group *g, const un_call *call, patie
 static bool is_short(const execution *x) {
     bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
     return x->steps == 1 && !x->combine && !x->learn && !x->call->schedule && !uses_blocks &&
-           !x->takes_lanes;
+           !x->takes_lanes && !(x->call->form & UN_CONTRIBUTIONS);
 }
 
 bool begin_work(un_group *g, un_work *work) {

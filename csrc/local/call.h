@@ -4,6 +4,7 @@
 
 #include "base/kernels.h"
 #include "base/records.h"
+#include "base/tree.h"
 #include "base/wait.h"
 
 typedef struct execution execution;
@@ -30,6 +31,8 @@ struct execution {
     size_t piece;   /* bytes of each part that one step moves */
     size_t pitch;   /* bytes from one part to the next within a slot */
     reducer reducer;
+    bool takes_tree; /* contributions are combined in the order of tree.c */
+    struct contributing *several; /* of ranks, see contributions.c; NULL: one of each */
     stage *bring;   /* our piece into our slot */
     stage *combine; /* our share of all slots into our slot; NULL: no such stage */
     stage *take;    /* all slots into our output */
@@ -69,6 +72,27 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
 un_status plan_schedule(execution *x);
 un_status run_schedule(execution *x);
 
+/* contributions.c: reductions to which ranks bring any number of contributions. */
+typedef struct contributing contributing;
+void plan_contributions(execution *x);
+un_status run_contributions(execution *x);
+tree_table *tree_of(execution *x); /* of all ranks, after the meeting */
+
+/* Reduce those of ours that make a node of ours: elements from `item` on of a part of the tensor. */
+void reduce_contributions(contributing *c, const un_stream *part, size_t node, size_t item,
+                          size_t items, char *to, int stages);
+
+/* Combine one contribution from each rank, in rank order or as a tree. */
+static inline void combine_sources(const execution *x, void *to, const void **sources, size_t bytes) {
+    if (!x->takes_tree) {
+        x->reducer.run(to, sources, x->g->ranks, bytes / x->reducer.unit, x->call->factor);
+        return;
+    }
+    uint32_t ranks = (uint32_t)x->g->ranks;
+    tree_sum t = tree_sum_of(x->call->dtype, x->call->reduction, x->call->factor, ranks);
+    reduce_nodes(&t, NULL, ranks, ranks, to, sources, bytes / t.item_bytes, BEGINS | ENDS);
+}
+
 /* direct.c: calls in which peers read the senders' memory. UN_REFUSED: the kernel forbids it. */
 void plan_direct(execution *x);
 bool is_giver(const execution *x, int rank);
@@ -81,7 +105,9 @@ void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t o
 /* Choose stages, sizes and steps for x->call, from this rank's arguments alone. */
 un_status plan_execution(execution *x);
 
-/* call.c: publish that our step is over and, if `waits`, wait for that of all peers. */
+/* call.c: all steps after the meeting; publish that our step is over and, if `waits`, wait for that
+ * of all peers. */
+un_status move(execution *x);
 un_status finish_step(execution *x, bool waits);
 
 #endif

@@ -157,10 +157,10 @@ static void combine_from(const combination *c, const void **sources, size_t from
         char *result = to ? to + done : made;
         if (!mine) stream_read(given, own, offset + done, some);
         sources[g->rank] = mine ? mine + done : given;
-        if (g->reach && g->reach->combine)
+        if (g->reach && !x->takes_tree)
             g->reach->combine(x, result, sources, some);
         else
-            x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
+            combine_sources(x, result, sources, some);
         if (!to) stream_write(out, offset + done, made, some, false);
         if (also) memcpy(also + done, result, some);
         for (int rank = 0; rank < g->ranks; rank++)
@@ -183,7 +183,7 @@ static void combine(const combination *c, size_t bytes) {
         sources[me(x)] = stream_direct(c->own, c->offset, bytes);
         if (to && sources[me(x)]) {
             find_sources(x, sources, c->part, c->step, c->inside);
-            x->reducer.run(to, sources, x->g->ranks, bytes / x->reducer.unit, x->call->factor);
+            combine_sources(x, to, sources, bytes);
             return;
         }
     }
@@ -503,6 +503,14 @@ static void take_own(execution *x, size_t step) {
         copy_own(x, to, from, 0, from->bytes);
 }
 
+/* Fewer than four contributions have no other order than that of ranks; over hosts they may. */
+static bool takes_tree(const execution *x) {
+    const un_call *call = x->call;
+    return call->form & UN_CONTRIBUTIONS ||
+           (call->form & UN_REPRODUCIBLE && depends_on_order(call->dtype) &&
+            (x->g->ranks > 3 || x->g->reach));
+}
+
 static bool fills_new_memory(const execution *x) {
     const un_call *call = x->call;
     un_operation o = call->operation;
@@ -528,6 +536,11 @@ un_status plan_execution(execution *x) {
             x->hash = mix(x->hash, factor);
         }
         if (x->g->reach) x->hash = mix(x->hash, x->g->reach->order);
+        x->takes_tree = takes_tree(x);
+        if (call->form & UN_CONTRIBUTIONS) {
+            plan_contributions(x);
+            return UN_OK;
+        }
     }
     if (call->schedule) {
         x->hash = mix(x->hash, call->schedule->hash);

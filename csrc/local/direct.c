@@ -202,7 +202,7 @@ static void combine_some(const execution *x, char *result, size_t offset, size_t
     const void *sources[UN_MAX_RANKS];
     for (int rank = 0; rank < g->ranks; rank++)
         sources[rank] = (const char *)g->calls.sources[rank] + offset;
-    x->reducer.run(result, sources, g->ranks, bytes / x->reducer.unit, x->call->factor);
+    combine_sources(x, result, sources, bytes);
 }
 
 static un_status reduce_piece(const void *what, size_t offset, size_t bytes) {

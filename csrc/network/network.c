@@ -33,6 +33,7 @@ enum {
 struct un_link {
     ucp_ep_h endpoint; /* NULL: broken, by us */
     int64_t broken_ns; /* since when; 0: not broken */
+    uint64_t proof;
     size_t address_bytes;
     un_link *next;
     char address[];
@@ -229,11 +230,12 @@ static void on_error(void *argument, ucp_ep_h endpoint, ucs_status_t status) {
     if (!link->broken_ns) link->broken_ns = clock_ns();
 }
 
-un_link *link_to(const void *address, size_t bytes) {
+un_link *link_to(const void *address, size_t bytes, uint64_t proof) {
     for (un_link *link = net.links; link; link = link->next)
         if (link->address_bytes == bytes && !memcmp(link->address, address, bytes)) return link;
     un_link *link = net.worker ? calloc(1, sizeof *link + bytes) : NULL;
     if (!link) return NULL;
+    link->proof = proof;
     link->address_bytes = bytes;
     memcpy(link->address, address, bytes);
     ucp_ep_params_t params = {
@@ -308,6 +310,7 @@ void send_copy_of(un_link *link, const wire *head, const void *data, size_t byte
     if (bytes) memcpy(sent->data, data, bytes);
     lock_network();
     void *request = NULL;
+    if (link) sent->head.proof = link->proof;
     if (link && link->endpoint && !link->broken_ns)
         request = post_message(link, &sent->head, sent->data, bytes, on_copy_sent, sent);
     if (UCS_PTR_IS_PTR(request))
@@ -321,6 +324,7 @@ void send_from(un_link *link, const wire *head, const void *data, size_t bytes, 
     atomic_store(&t->state, UNDER_WAY_YET);
     t->link = link;
     t->head = *head;
+    if (link) t->head.proof = link->proof;
     lock_network();
     void *request = (void *)(intptr_t)UCS_ERR_CANCELED;
     if (link && link->endpoint && !link->broken_ns)

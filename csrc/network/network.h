@@ -21,6 +21,7 @@ typedef struct wire { /* the header of everything that is sent */
     uint32_t extra;
     uint64_t number;
     uint64_t words[3];
+    uint64_t proof; /* of the process that sends it, to the one that receives it */
 } wire;
 
 /* A caller's buffer that is being sent or filled. */
@@ -47,8 +48,9 @@ const char *open_network(const char *const *settings, const network_user *user,
                          const void **address, size_t *bytes);
 void close_network(void);
 
-/* Links by the address of the worker at their other end. NULL: UCX cannot reach it. */
-un_link *link_to(const void *address, size_t bytes);
+/* Links by the address of the worker at their other end; all that is sent carries the `proof` for
+ * it. NULL: UCX cannot reach it. */
+un_link *link_to(const void *address, size_t bytes, uint64_t proof);
 bool link_is_broken(const un_link *link, int64_t for_ns); /* for so long at least */
 void break_link(un_link *link); /* its operations in flight fail */
 

@@ -12,6 +12,7 @@
  * shapes              types and shapes of tensors, and their exchange between ranks
  * recorded_calls      calls that another library performs
  * networks            UCX, and groups over several hosts
+ * operators           groups for torch's operators (torch_ops/)
  * sites               where in the caller's program a call was made
  */
 #ifndef UNISONO_BINDING_H
@@ -34,6 +35,7 @@ typedef struct Group {
     int users; /* calls under way, counted under the GIL */
     bool closing;
     bool keeps_sites; /* of blocking calls too */
+    char is_reproducible; /* reductions that do not say otherwise */
     int64_t timeout_ns;
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and the next one to check; NULL: the first */
@@ -51,6 +53,10 @@ typedef struct call_arguments {
     un_compiled_schedule schedule;
     side in, out; /* of read_tensors */
 } call_arguments;
+
+static inline unsigned default_form(const Group *self) {
+    return self->is_reproducible ? UN_REPRODUCIBLE : 0;
+}
 
 /* What works and messages have in common: to the program both are a Work. */
 typedef struct Pending {
@@ -183,6 +189,13 @@ const un_site *current_site(void);
 const un_site *site_of_frame(PyObject *frame);
 PyObject *module_site_of(PyObject *module, PyObject *frame);
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
+
+/* operators.c */
+PyObject *module_load_operators(PyObject *module, PyObject *path);
+PyObject *module_take_interruption(PyObject *module, PyObject *ignored);
+PyObject *module_forget_operators(PyObject *module, PyObject *name);
+PyObject *group_serve_operators(PyObject *object, PyObject *name);
+void forget_operators_of(Group *self);
 
 /* pending.c */
 void reap(Group *self);

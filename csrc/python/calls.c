@@ -54,6 +54,20 @@ static size_t side_bytes(const side *s) {
     return bytes;
 }
 
+/* Whether the tensors of the two sides have the same sizes, one by one; each contribution's do. */
+static bool tensors_fit(const call_arguments *a, const Group *self) {
+    const side *in = &a->in, *out = &a->out;
+    un_operation o = a->call.operation;
+    size_t times = a->call.contributions ? a->call.contributions : 1;
+    if (in->tensors != times * out->tensors) return false;
+    for (size_t i = 0; i < in->tensors; i++) {
+        size_t given = in->tensor[i].bytes / (un_is_wide_input(o) ? (size_t)self->ranks : 1);
+        size_t taken = out->tensor[i % out->tensors].bytes / (un_is_wide_output(o) ? (size_t)self->ranks : 1);
+        if (given != taken) return false;
+    }
+    return true;
+}
+
 static uint64_t hash_of_tensors(const side *s) {
     uint64_t hash = s->tensors;
     for (size_t i = 0; i < s->tensors; i++) {
@@ -71,13 +85,8 @@ static int check_sides(const call_arguments *a, const Group *self) {
     if (in->tensor[0].dtype != out->tensor[0].dtype) return REFUSED;
     size_t given = in->streams[un_is_wide_input(o) ? self->rank : 0].bytes;
     size_t taken = out->streams[un_is_wide_output(o) ? self->rank : 0].bytes;
-    bool fits = given == taken && (!a->coalesced || in->tensors == out->tensors);
-    for (size_t i = 0; fits && a->coalesced && i < in->tensors; i++) {
-        given = in->tensor[i].bytes / (un_is_wide_input(o) ? (size_t)self->ranks : 1);
-        taken = out->tensor[i].bytes / (un_is_wide_output(o) ? (size_t)self->ranks : 1);
-        fits = given == taken;
-    }
-    return fits ? 0 : REFUSED;
+    if (a->coalesced) return tensors_fit(a, self) ? 0 : REFUSED;
+    return given == taken ? 0 : REFUSED;
 }
 
 /* In gather and scatter the root, and only the root, passes the wide side. */
@@ -119,7 +128,8 @@ static void add_shapes(call_arguments *a, const Group *self) {
     un_operation o = a->call.operation;
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return;
     bool wide_input = un_is_wide_input(o);
-    const side *narrow = wide_input ? &a->out : &a->in, *wide = wide_input ? &a->in : &a->out;
+    bool gives_more = wide_input || a->call.contributions;
+    const side *narrow = gives_more ? &a->out : &a->in, *wide = wide_input ? &a->in : &a->out;
     for (int part = 1; (wide_input || un_is_wide_output(o)) && part < self->ranks; part++)
         if (wide->streams[part].bytes != wide->streams[0].bytes) return;
     if (!narrow->tensors) return;
@@ -161,7 +171,8 @@ int read_tensors(call_arguments *a, Group *self) {
     if (un_reduces(call->operation) && !un_reducible(call->dtype, call->reduction)) return REFUSED;
     call->input = a->in.streams;
     call->output = a->in_place ? a->in.streams : a->out.streams;
-    if (a->coalesced) call->shape_hash = hash_of_tensors(wide_input ? &a->out : &a->in);
+    if (a->coalesced)
+        call->shape_hash = hash_of_tensors(wide_input || call->contributions ? &a->out : &a->in);
     if (shapes_are_compared) add_shapes(a, self);
     return 0;
 }
@@ -222,13 +233,14 @@ static int read_schedule(call_arguments *a, const Group *self) {
     return 0;
 }
 
-/* (operation, output, input, root, reduction), then optionally a factor and a compiled schedule
- * as bytes. A reduction is a plain name, or with a factor a number. The caller keeps tensors and
+/* (operation, output, input, root, reduction), then optionally a factor, a compiled schedule as
+ * bytes, a timeout, and how many contributions the input has: a list, one after the other. A reduction
+ * is a plain name, or with a factor a number that includes its form. The caller keeps tensors and
  * bytes alive; `a` must not move. 0, REFUSED, or -1 with an exception. */
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                Py_ssize_t count) {
-    if (count < 5 || count > 8) {
-        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 8 arguments");
+    if (count < 5 || count > 9) {
+        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 9 arguments");
         return -1;
     }
     un_operation o = (un_operation)PyLong_AsLong(arguments[0]);
@@ -241,10 +253,14 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     a->call = (un_call){.operation = o, .factor = count > 5 ? PyFloat_AsDouble(arguments[5]) : 1};
     if (count > 7) a->call.timeout_ns = PyLong_AsLongLong(arguments[7]); /* 0: the group's */
     if (un_reduces(o)) { /* a number comes with a factor, and only from our own code */
-        int number = count > 5 && PyLong_Check(reduction) ? (int)PyLong_AsLong(reduction)
-                                                          : find_reduction(reduction);
+        bool has_form = count > 5 && PyLong_Check(reduction);
+        int number = has_form ? (int)PyLong_AsLong(reduction) : find_reduction(reduction);
         if (number < 0) return REFUSED;
-        a->call.reduction = (un_reduction)number;
+        a->call.reduction = (un_reduction)(number & ((1 << UN_FORM_SHIFT) - 1));
+        a->call.form = has_form ? (unsigned)number >> UN_FORM_SHIFT : default_form(self);
+        if (a->call.form & UN_CONTRIBUTIONS)
+            a->call.contributions = count > 8 ? (uint32_t)PyLong_AsUnsignedLong(arguments[8]) : 0;
+        if (a->call.form & UN_CONTRIBUTIONS && !a->call.contributions) return refuse();
     } else if (count > 6 && PyLong_Check(reduction)) { /* which schedule it is, for error texts */
         a->call.reduction = (un_reduction)(PyLong_AsLong(reduction) & 0xff);
     }
@@ -267,8 +283,10 @@ PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssiz
     int reduction = count == 2 ? find_reduction(arguments[1]) : -1;
     if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
     call_arguments a;
-    a.call = (un_call){
-        .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
+    a.call = (un_call){.operation = UN_ALL_REDUCE,
+                       .reduction = (un_reduction)reduction,
+                       .form = default_form((Group *)object),
+                       .factor = 1};
     a.output = a.input = arguments[0];
     a.coalesced = is_list(a.input);
     return run_call(&a, (Group *)object);

@@ -66,6 +66,7 @@ static bool read_options(un_call *call, const Group *self, PyObject *options) {
     call->root = un_is_rooted(call->operation) ? given_root(options) : 0;
     if (reduction < 0 || reduction == UN_AVG || reduction == UN_PREMUL_SUM) return false;
     call->reduction = (un_reduction)reduction;
+    if (un_reduces(call->operation)) call->form = default_form(self);
     return call->root >= 0 && call->root < self->ranks;
 }
 

@@ -45,28 +45,34 @@ PyObject *module_close_network(PyObject *module, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-/* span(local, hosts, key, addresses, is_strict, rounds); `local` is closed with this group */
+/* span(local, hosts, key, workers, rounds); `local` is closed with this group */
 PyObject *group_span(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object, *local;
-    PyObject *hosts, *addresses;
+    PyObject *hosts, *workers;
     unsigned long long key;
-    int is_strict, rounds;
-    if (!PyArg_ParseTuple(arguments, "O!OKOpp", Py_TYPE(object), &local, &hosts, &key, &addresses,
-                          &is_strict, &rounds))
+    int rounds;
+    if (!PyArg_ParseTuple(arguments, "O!OKOp", Py_TYPE(object), &local, &hosts, &key, &workers,
+                          &rounds))
         return NULL;
     int host_of[UN_MAX_RANKS];
     const void *where[UN_MAX_RANKS];
     size_t bytes[UN_MAX_RANKS];
+    uint64_t own_proofs[UN_MAX_RANKS], proofs[UN_MAX_RANKS];
     for (Py_ssize_t rank = 0; rank < self->ranks; rank++) {
-        PyObject *number = PySequence_GetItem(hosts, rank), *address = PySequence_GetItem(addresses, rank);
+        PyObject *number = PySequence_GetItem(hosts, rank), *worker = PySequence_GetItem(workers, rank);
+        PyObject *address = NULL;
         char *text = NULL;
         Py_ssize_t length = 0;
+        unsigned long long own = 0, theirs = 0;
         host_of[rank] = number ? (int)PyLong_AsLong(number) : -1;
-        bool read = address && !PyBytes_AsStringAndSize(address, &text, &length);
+        bool read = worker && PyArg_ParseTuple(worker, "SKK", &address, &own, &theirs) &&
+                    !PyBytes_AsStringAndSize(address, &text, &length);
         where[rank] = text; /* which lives as long as the caller's sequence */
         bytes[rank] = (size_t)length;
+        own_proofs[rank] = own;
+        proofs[rank] = theirs;
         Py_XDECREF(number);
-        Py_XDECREF(address);
+        Py_XDECREF(worker);
         if (!read || PyErr_Occurred()) return NULL;
     }
     if (!self->group || !local->group) return PyErr_Format(PyExc_ValueError, "a group is closed");
@@ -74,7 +80,8 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
                     .hosts = host_of,
                     .addresses = where,
                     .address_bytes = bytes,
-                    .is_strict = is_strict,
+                    .own_proofs = own_proofs,
+                    .proofs = proofs,
                     .rounds = rounds};
     if (un_group_span(self->group, local->group, &span)) return PyErr_SetFromErrno(PyExc_OSError);
     local->group = NULL;

@@ -1,4 +1,8 @@
-"""A solution of chapter 1's exercise."""
+"""A solution of chapter 1's exercises."""
+
+
+def every_size_th(items: list[int], rank: int, size: int) -> list[int]:
+    return items[rank::size]
 
 
 def my_share(items: list[int], rank: int, size: int) -> list[int]:

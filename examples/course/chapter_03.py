@@ -1,20 +1,17 @@
-"""A solution of chapter 3's exercise."""
+"""A solution of chapter 3's exercises."""
 
 import torch
 
 from unisono import Communicator
 
 
-def ring_all_reduce(comm: Communicator, x: torch.Tensor) -> None:
-    n, r = comm.size, comm.rank
-    parts = x.view(n, -1)
-    received = torch.empty_like(parts[0])
-    for step in range(n - 1):  # reduce_scatter: rank r ends with the sum of part r
-        sending = comm.isend(parts[(r - 1 - step) % n], comm.next)
-        comm.recv(received, comm.prev)
-        sending.wait()
-        parts[(r - 2 - step) % n] += received
-    for step in range(n - 1):  # all_gather: pass on what came last
-        sending = comm.isend(parts[(r - step) % n], comm.next)
-        comm.recv(parts[(r - 1 - step) % n], comm.prev)
-        sending.wait()
+def sum_in_halves(comm: Communicator, x: torch.Tensor) -> None:
+    part = torch.empty(x.numel() // comm.size, dtype=x.dtype)
+    comm.reduce_scatter(part, x)
+    comm.all_gather(x, part)
+
+
+def part_to_send(rank: int, step: int, size: int) -> int:
+    if step < size - 1:  # reduce_scatter: the sum of part r ends on rank r
+        return (rank - 1 - step) % size
+    return (rank - (step - (size - 1))) % size  # all_gather: pass on what came last

@@ -1,4 +1,4 @@
-"""A solution of chapter 4's exercise."""
+"""A solution of chapter 4's exercises."""
 
 import math
 

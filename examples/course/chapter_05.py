@@ -1,8 +1,17 @@
-"""A solution of chapter 5's exercise."""
+"""A solution of chapter 5's exercises."""
 
 import torch
 
 from unisono import Communicator
+
+
+def children(rank: int, size: int) -> list[int]:
+    lowest_bit = rank & -rank if rank else size
+    found, distance = [], 1
+    while distance < lowest_bit and rank + distance < size:
+        found.append(rank + distance)
+        distance *= 2
+    return found
 
 
 def tree_broadcast(comm: Communicator, x: torch.Tensor) -> None:

@@ -1,11 +1,17 @@
-"""A solution of chapter 8's exercise."""
+"""A solution of chapter 8's exercises."""
+
+from unisono import Communicator
+
+
+def my_half(comm: Communicator) -> Communicator:
+    return comm.split(list(range(comm.rank % 2, comm.size, 2)))
 
 
 def layout(size: int, tp: int, pp: int) -> dict[str, list[list[int]]]:
     dp = size // tp // pp
-    rank = [[[t + tp * (d + dp * p) for t in range(tp)] for d in range(dp)] for p in range(pp)]
+    rank = [[[t + tp * (p + pp * d) for t in range(tp)] for p in range(pp)] for d in range(dp)]
     return {
-        "tp": [rank[p][d] for p in range(pp) for d in range(dp)],
-        "dp": [[rank[p][d][t] for d in range(dp)] for p in range(pp) for t in range(tp)],
-        "pp": [[rank[p][d][t] for p in range(pp)] for d in range(dp) for t in range(tp)],
+        "tp": [rank[d][p] for d in range(dp) for p in range(pp)],
+        "pp": [[rank[d][p][t] for p in range(pp)] for d in range(dp) for t in range(tp)],
+        "dp": [[rank[d][p][t] for d in range(dp)] for p in range(pp) for t in range(tp)],
     }

@@ -1,6 +1,10 @@
-"""A solution of chapter 10's exercise."""
+"""A solution of chapter 10's exercises."""
 
 import torch
+
+
+def share_of_first(a_lse: torch.Tensor, b_lse: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(a_lse - b_lse)
 
 
 def merge(

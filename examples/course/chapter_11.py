@@ -1,10 +1,16 @@
-"""A solution of chapter 11's exercise."""
+"""A solution of chapter 11's exercises."""
 
 from collections.abc import Callable
 
 import torch
 
 from unisono import Communicator
+
+
+def all_agree(comm: Communicator, agrees: bool) -> bool:
+    vote = torch.tensor([int(agrees)])
+    comm.all_reduce(vote, "min")
+    return bool(vote.item())
 
 
 def update(comm: Communicator, weights: torch.Tensor, load: Callable[[torch.Tensor], None]) -> bool:

@@ -22,9 +22,13 @@ COMMANDS = {
         "unisono.doctor.command",
         "Check this machine and every primitive on it, or show saved REPORTS.",
     ),
-    "learn": ("unisono.learn.command", 'Exercises of the course "Collectives from zero".'),
+    "learn": (
+        "unisono.learn.command",
+        'The course "Collectives from zero", with exercises.',
+    ),
     "plan": ("unisono.plan.command", "Compare the algorithms of a collective, or show one."),
     "run": ("unisono.launcher.command", "Start PROGRAM on several ranks of this machine."),
+    "secret": ("unisono.launcher.secret", "Write a new secret for the ranks of your jobs to FILE."),
     "top": (
         "unisono.watch.command",
         "Show the running jobs of this user on this machine, rank by rank.",

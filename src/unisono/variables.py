@@ -76,9 +76,14 @@ def mention_misspelt() -> None:
     """Warn once about variables that are probably misspelt, and about an invalid UNISONO_WATCH,
     which only a program that imports torch would read."""
     WATCH.read_or_warn()
+    _mention_misspelt(tuple(name for name in os.environ if name.startswith("UNISONO_")))
+
+
+@functools.cache
+def _mention_misspelt(names: tuple[str, ...]) -> None:
     known = [each.name for each in globals().values() if isinstance(each, Variable)]
-    for name in os.environ:
-        if name.startswith("UNISONO_") and name not in known:
+    for name in names:
+        if name not in known:
             from difflib import get_close_matches
 
             for likely in get_close_matches(name, known, 1, cutoff=0.85):
@@ -151,6 +156,21 @@ def _secret(text: str) -> bytes:
     if len(text) < 16:
         raise ValueError("must have 16 characters or more: try `openssl rand -hex 32`")
     return text.encode()
+
+
+def _secret_file(path: str) -> bytes:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status, text = os.fstat(file.fileno()), file.read(4096)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"must be a file with a secret, but there is {reason}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ValueError("must be this user's own file, which nobody else can read (chmod 600)")
+    try:
+        return _secret(text.decode().strip())
+    except ValueError as error:
+        raise ValueError(f"must be a file with a secret, which {error}") from None
 
 
 def _rendezvous(text: str) -> int | str:
@@ -231,6 +251,16 @@ JOB_SECRET = Variable(
     _secret,
     is_secret=True,
 )
+JOB_SECRET_FILE = Variable(
+    "UNISONO_JOB_SECRET_FILE",
+    "a file with that secret, which only this user can read: unisono secret FILE makes one",
+    _secret_file,
+)
+REQUIRE_SECRET = Variable(
+    "UNISONO_REQUIRE_SECRET",
+    "1: ranks that have no such secret do not meet in a torch Store",
+    _switch,
+)
 UCX = Variable(
     "UNISONO_UCX",
     "the UCX that carries data between hosts: its libucp.so, or the folder that contains it",
@@ -271,9 +301,9 @@ CHECK = Variable(
     "0: calls on gloo and mpi begin without comparing the ranks' calls",
     _switch,
 )
-STRICT_ORDER = Variable(
-    "UNISONO_STRICT_ORDER",
-    "1: groups over several hosts combine in rank order, not host by host (slower)",
+REPRODUCIBLE = Variable(
+    "UNISONO_REPRODUCIBLE",
+    "1: reductions give the same bits for any number of ranks and any placement (docs/numbers.md)",
     _switch,
 )
 ROUND_HALVES = Variable(
@@ -330,3 +360,17 @@ ALL: tuple[Variable[Any], ...] = tuple(
     value for value in globals().values() if isinstance(value, Variable)
 )
 """In the order of their definitions above."""
+
+
+def job_secret() -> bytes:
+    """What the ranks of this job know and no other process; b"" if there is nothing. Raises
+    UnisonoError."""
+    secret = JOB_SECRET.read() or JOB_SECRET_FILE.read() or b""
+    if REQUIRE_SECRET.read() and not secret:
+        from unisono.errors import UnisonoError
+
+        raise UnisonoError(
+            "UNISONO_REQUIRE_SECRET is set, and this rank has no secret: `unisono secret FILE` "
+            "makes one, and UNISONO_JOB_SECRET_FILE=FILE, on every rank, uses it"
+        )
+    return secret

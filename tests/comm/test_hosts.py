@@ -60,37 +60,26 @@ def test_every_rank_is_heard_by_one_rank_of_every_other_host(hosts: str) -> None
 @pytest.mark.parametrize("hosts", ["ABBA", "ABBB"])
 def test_bits_depend_on_the_placement_alone(pool: RankPool, hosts: str) -> None:
     """Small and large calls on all ranks: partial sums of hosts, in float32 for half types."""
-    for value in pool.run(sum_everything, 4, hosts, False, connected=False):
-        assert value is None
-
-
-def test_strict_order_is_that_of_ranks(pool: RankPool) -> None:
-    for value in pool.run(sum_everything, 4, "ABBA", True, connected=False):
+    for value in pool.run(sum_everything, 4, hosts, connected=False):
         assert value is None
 
 
 @pytest.mark.parametrize("hosts", ["ABBA", "ABBB"])
 def test_halves_may_be_rounded_before_they_cross(pool: RankPool, hosts: str) -> None:
-    pool.run(sum_everything, 4, hosts, False, True, connected=False)
+    pool.run(sum_everything, 4, hosts, True, connected=False)
 
 
-def sum_everything(
-    rank: int, size: int, path: str, hosts: str, strict: bool, rounds: bool = False
-) -> None:
+def sum_everything(rank: int, size: int, path: str, hosts: str, rounds: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNISONO_STRICT_ORDER", str(int(strict)))
         patch.setenv("UNISONO_ROUND_HALVES", str(int(rounds)))
         with world(rank, path, hosts) as comm:
             for dtype in (torch.float32, torch.bfloat16):
                 for count in (3, 900, 5000, 700_001):
-                    check_sums(comm, inputs(size, dtype, count), hosts, strict, rounds)
+                    check_sums(comm, inputs(size, dtype, count), hosts, rounds)
 
 
-def check_sums(
-    comm: Communicator, given: list[torch.Tensor], hosts: str, strict: bool, rounds: bool
-) -> None:
+def check_sums(comm: Communicator, given: list[torch.Tensor], hosts: str, rounds: bool) -> None:
     groups = [[r for r in range(4) if hosts[r] == host] for host in dict.fromkeys(hosts)]
-    groups = [[0, 1, 2, 3]] if strict else groups
     wide = [row.float().numpy() for row in given]
     partials = [reduce(numpy.add, [wide[rank] for rank in ranks]) for ranks in groups]
     if rounds:

@@ -3,6 +3,7 @@
 A comment is on the line before its block, or several on the lines before:
 
     <!-- not run: WHY -->         nobody runs it
+    <!-- exercise: chapter_01.py --> what the course hands out: tests/docs/test_course.py runs it
     <!-- ranks: 4 -->             Python, on each of so many ranks, with `comm`, `torch`, `numpy`
     <!-- run: unisono run -n 2 -->  Python, as a program that the command is given
     <!-- file: train.py -->       a file, which a later block of the page runs
@@ -40,7 +41,7 @@ _BLOCK = re.compile(
 _COMMENT = re.compile(r"<!-- ?(.*?) ?-->", re.S)
 KNOWN = (
     "not run", "ranks", "then", "run", "file", "prints", "printed by", "output of", "exit code",
-    "output", "setup",
+    "output", "setup", "exercise",
 )  # fmt: skip
 
 

@@ -184,6 +184,7 @@ def test_training_that_goes_on(two_hosts: Network, tmp_path: Path) -> None:
     example = str(Path(__file__).parents[2] / "examples" / "survive.py")
     store = f"{two_hosts.hosts[0].ipv4}:{PORT}"
     command = [sys.executable, example, "--kills", "2", "--every", "0.2", "--store", store]
+    command += ["--seconds", "250"]
     environment = plain_environment() | {"OMP_NUM_THREADS": "1"}
     started = []
     for number, host in enumerate(two_hosts.hosts):

@@ -269,6 +269,29 @@ def test_on_line_gets_every_line() -> None:
     assert sorted(lines) == [(0, "stderr", "by a child"), (0, "stdout", "out of 0")]
 
 
+def tell_secret() -> str:
+    comm = unisono.init()
+    assert comm.size == 2
+    return os.environ["UNISONO_JOB_SECRET"]
+
+
+def test_each_launch_has_a_secret_of_its_own(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UNISONO_REQUIRE_SECRET", "1")
+    first, second = (
+        unisono.launch(tell_secret, 2, on="ray", spread=True, timeout=120) for _ in range(2)
+    )
+    assert len({*first, *second}) == 2
+    assert first[0] == first[1] != second[0]
+    file = tmp_path / "secret"
+    file.write_text("s" * 32)
+    file.chmod(0o600)
+    monkeypatch.setenv("UNISONO_JOB_SECRET_FILE", str(file))
+    told = unisono.launch(tell_secret, 2, on="ray", spread=True, timeout=120)
+    assert told == ["s" * 32] * 2
+
+
 INTERRUPTED = """
     import os, sys, time, unisono
 

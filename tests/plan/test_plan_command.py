@@ -29,8 +29,29 @@ def test_algorithms_are_ranked() -> None:
     assert result.exit_code == 0
     assert "all_reduce of 64M on 64 ranks, 8 nodes, h100" in result.output
     assert ranked(result)[:2] == ["nvls_tree", "hierarchical"]
-    assert {*ranked(result)} == {"nvls_tree", *(e.name for e in catalog("all_reduce"))}
+    runs = {e.name for e in catalog("all_reduce") if not e.only_planned}
+    assert {*ranked(result)} == {"nvls_tree"} | runs
     assert "bandwidth-bound" in result.output
+
+
+def test_what_cannot_run_is_ranked_last_and_marked() -> None:
+    """By time alone mates would be first: 33 us here, recursive_doubling 39."""
+    asked = ("all_reduce", "-n", 32, "--size", 8)
+    result = plan(*asked)
+    assert ranked(result)[0] == "recursive_doubling"
+    assert "mates" not in ranked(result)
+    assert "mates can only be planned, not run: its schedule would add" in result.output
+    found = json.loads(plan(*asked, "--json").stdout)["algorithms"]
+    assert [each["algorithm"] for each in found if each["only_planned"]] == ["mates"]
+    assert (found[0]["algorithm"], found[-1]["algorithm"]) == ("recursive_doubling", "mates")
+    assert found[-1]["time_s"] < found[0]["time_s"]
+    swept = plan("all_reduce", "-n", 32, "--sizes", "8:64")
+    assert "8 to    64: recursive_doubling" in swept.output
+    assert "mates can only be planned" in swept.output
+    alone = plan(*asked, "--algorithm", "mates")
+    assert "mates can only be planned" in alone.output
+    assert "mates is latency-bound" in alone.output
+    assert "8 to    64: mates" in plan(*asked[:3], "--algorithm", "mates", "--sizes", "8:64").output
 
 
 def test_one_algorithm_or_two_alone() -> None:
@@ -57,7 +78,7 @@ def test_switches_that_add_are_ranked_beside_the_others() -> None:
     result = plan("all_reduce", "-n", 64, "--topology", "h100_sharp")
     assert ranked(result)[0] == "nvls"
     ways = {"nvls", "nvls_tree", "collnet_direct", "collnet_chain"}
-    assert {*ranked(result)} == ways | {e.name for e in catalog("all_reduce")}
+    assert {*ranked(result)} == ways | {e.name for e in catalog("all_reduce") if not e.only_planned}
     swept = plan("all_reduce", "-n", 64, "--topology", "a100_sharp", "--sizes", "8:64")
     assert "8 to    64: collnet_direct" in swept.output
 
@@ -116,7 +137,7 @@ def test_the_same_for_programs() -> None:
     assert found["nodes"] == 2
     assert found["bytes"] == 1 << 20
     times = [entry["time_s"] for entry in found["algorithms"]]
-    assert times == sorted(times)
+    assert times[:-1] == sorted(times[:-1])  # the last is mates, which cannot be run
     assert len(times) == len(catalog("all_reduce"))
     assert [by_switches["way"] for by_switches in found["in_network"]] == ["nvls_tree"]
     assert "-bound" in found["why"]
@@ -164,7 +185,7 @@ def test_sizes_are_drawn(tmp_path: Path) -> None:
 def test_where_algorithms_cross() -> None:
     rankings = rank_sizes("all_reduce", 64, (8, 1 << 10, 1 << 30), PRESETS["h100"])
     assert crossovers(rankings) == [
-        (8, 1 << 10, "mates"),
+        (8, 1 << 10, "recursive_doubling"),
         (1 << 30, 1 << 30, "nvls_tree"),
     ]
 

@@ -739,6 +739,7 @@ def test_debug_levels() -> None:
     assert "TUNING" in detail["NCCL_DEBUG_SUBSYS"].split(",")
     assert dist.get_debug_level() == dist.DebugLevel.INFO
     info = debug("info")
+    assert debug("INFO") == info  # torch's and NCCL's spelling
     assert info.keys() < detail.keys()
     assert all(os.environ[name] == value for name, value in info.items())
     assert "NCCL_DEBUG_SUBSYS" not in os.environ  # NCCL's own choice is fine

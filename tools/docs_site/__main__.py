@@ -4,7 +4,7 @@
 
 sources.py       the markdown files of the repository as pages of the site, and their links
 reference.py     the API from its docstrings; command_line.py: the commands from their help
-pictures/        pictures, drawn from real runs
+pictures/        pictures, of real runs and of the course
 conf.py          what Sphinx is told
 
 Anything wrong ends it: a warning of Sphinx, a link that leads nowhere, a public name without a

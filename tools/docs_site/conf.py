@@ -19,7 +19,7 @@ myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
 html_title = f"unisono {release}"
-html_css_files = ["site.css", "incident.css"]
+html_css_files = ["site.css", "picture.css", "incident.css"]
 html_js_files = ["site.js"]
 html_show_sourcelink = False
 html_copy_source = False

@@ -70,7 +70,7 @@ def _text(text: str) -> Iterator[Cell]:
 def _code(language: str, marks: str, text: str) -> str:
     if "not run:" in marks:
         return "\n".join(f"# {line}".rstrip() for line in text.splitlines())
-    if file := re.search(r"<!-- file: (\S+)", marks):
+    if file := re.search(r"<!-- (?:file|exercise): (\S+)", marks):
         return f"%%writefile {file[1]}\n{text}"
     if language == "sh":
         return "\n".join(f"!{line}" for line in text.splitlines())

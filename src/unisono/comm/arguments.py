@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.cases.primitives import Primitive, primitive_of
 from unisono.comm.engine import native
-from unisono.comm.engine.numbers import Operation
+from unisono.comm.engine.numbers import Form, Operation
 from unisono.comm.reductions import (
     REDUCTIONS,
     PremulSum,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from unisono.comm.transport import Transport
 
 LISTS = (list, tuple)
+MOST_CONTRIBUTIONS = 2**20
+"""To one call: csrc/base/tree.h."""
 _MOST_DIMS = 64  # the engine's limit, and NumPy's
 
 
@@ -55,6 +57,10 @@ class Call(NamedTuple):
     root: int
     reduction: Reduction | None
     is_coalesced: bool
+    form: int = 0
+    """Of a reduction: the engine's bits for what else must be equal on all ranks."""
+    contributions: int = 0
+    """How many follow each other in the inputs; 0: one, which is the input."""
 
     @property
     def name(self) -> str:
@@ -80,14 +86,28 @@ def flatten(sides: Sequence[Any]) -> list[Any]:
 
 
 def check_call(
-    operation: Operation, output: Any, input: Any, root: Any, op: Any, transport: Transport
+    operation: Operation,
+    output: Any,
+    input: Any,
+    root: Any,
+    op: Any,
+    transport: Transport,
+    reproducible: bool = False,
+    contributions: Any = None,
 ) -> Call:
     rank, size, devices = transport.rank, transport.size, transport.devices
     primitive = primitive_of(operation.name.lower())
     wide, is_rooted = primitive.wide, primitive.is_rooted
     if is_rooted:
         root = check_root(root, size)
-    if primitive.is_in_place:
+    form = Form.REPRODUCIBLE if reproducible and primitive.reduces else 0
+    count_given = 0
+    if contributions is not None:
+        form |= Form.CONTRIBUTIONS
+        outputs, inputs = _check_contributions(operation, output, contributions, transport)
+        is_coalesced = isinstance(output, LISTS)
+        count_given = len(contributions)
+    elif primitive.is_in_place:
         outputs, inputs = check_tensors(output, True, devices), []
         is_coalesced = isinstance(output, LISTS)
         check_overlaps(operation, outputs, [], rank, size)
@@ -117,9 +137,69 @@ def check_call(
     reduction = None
     if primitive.reduces:
         reduction = check_reduction(op, map(dtype_name, outputs))
-    call = Call(operation, outputs, inputs, root, reduction, is_coalesced)
+        if form and not transport.reproduces:
+            _refuse_form(map(dtype_name, outputs), contributions is not None, transport)
+    call = Call(operation, outputs, inputs, root, reduction, is_coalesced, form, count_given)
     transport.check_call(call)
     return call
+
+
+def _check_contributions(
+    operation: Operation, output: Any, contributions: Any, transport: Transport
+) -> tuple[list[Any], list[Any]]:
+    """The outputs of a reduction, and the tensors of all contributions, one after the other."""
+    if not isinstance(contributions, LISTS) or not contributions:
+        raise TypeError(
+            "contributions= takes a list with at least one contribution, each like the tensor"
+        )
+    most = MOST_CONTRIBUTIONS // transport.size
+    if len(contributions) > most:
+        raise ValueError(f"{len(contributions)} contributions: a rank may bring up to {most}")
+    outputs = check_tensors(output, True, transport.devices)
+    times = transport.size if operation == Operation.REDUCE_SCATTER else 1
+    inputs: list[Any] = []
+    for number, given in enumerate(contributions):
+        if isinstance(given, LISTS) != isinstance(output, LISTS):
+            what = "a list" if isinstance(output, LISTS) else "one tensor"
+            raise TypeError(f"contribution {number} must be {what}, as the result is")
+        tensors = check_tensors(given, False, transport.devices)
+        if len(tensors) != len(outputs):
+            raise ValueError(
+                f"contribution {number} has {len(tensors)} tensors, not {len(outputs)}"
+            )
+        for to, source in zip(outputs, tensors, strict=True):
+            if dtype_name(to) != dtype_name(source):
+                raise TypeError(
+                    f"contribution {number} is {dtype_name(source)}, the result {dtype_name(to)}"
+                )
+            if count(source) != times * count(to):
+                raise ValueError(
+                    f"contribution {number} has {count(source)} elements, not {times * count(to)}"
+                )
+        inputs += tensors
+    every = [*map(_memory, outputs), *map(_memory, inputs)]
+    size = len(outputs)
+    clash = native.find_clash(Operation.ALL_REDUCE, every[:size], None, 0, 1, True)
+    sides = every[:size], every[size:], transport.rank, transport.size, True
+    clash = clash or native.find_clash(operation, *sides)
+    if clash is not None:
+        raise ValueError(
+            "the result shares memory with a contribution other than the first, or with another "
+            "result: pass a tensor of its own"
+        )
+    return outputs, inputs
+
+
+def _refuse_form(dtypes: Iterable[str], is_listed: bool, transport: Transport) -> None:
+    """Integers have one sum; others only the engine computes in a fixed tree."""
+    if is_listed or any(not name.startswith(("int", "uint", "bool")) for name in dtypes):
+        where = (
+            "CUDA tensors" if "cuda" in transport.devices else f"the backend {transport.backend}"
+        )
+        raise ValueError(
+            f"reproducible reductions are not available on {where}: pass CPU tensors in a group "
+            "whose backend is unisono"
+        )
 
 
 def _check_own_part(to: Any, source: Any, rank: int) -> None:

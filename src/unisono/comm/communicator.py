@@ -29,6 +29,7 @@ from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
+from unisono.comm.by_name import add_by_name
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.forms import GivenCall, refused_by
 from unisono.comm.meeting.makings import SHRINKS, making
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 Algorithm: TypeAlias = "str | Schedule | None"
 Rank: TypeAlias = "int | None"
+Contributions: TypeAlias = "Sequence[Tensors] | None"
 Group: TypeAlias = "Communicator | ProcessGroup | int | None"
 """What `group=` takes. torch's new_group returns a number to a process that is not in the group;
 using it is refused."""
@@ -115,10 +117,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self.name = transport.name
         self.global_ranks = transport.global_ranks
         self.backend = transport.backend
+        add_by_name(self)
         self._on_device: Transport | None = None
         self._splits: Counter[tuple[tuple[int, ...], str]] = Counter()
         self._algorithm = variables.ALGO.read()
         self._exceptions = transport.exceptions
+        if variables.REPRODUCIBLE.read():
+            transport.reproducible = True
         fast = transport.fast_path
         self._run: Callable[..., int] = fast.run
         self._all_reduce: Callable[..., int] = fast.all_reduce
@@ -188,6 +193,20 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self.transport.timeout_s = check_seconds(seconds)
 
     @property
+    def reproducible(self) -> bool:
+        """Whether reductions are reproducible if they do not say otherwise; the same on all ranks.
+        UNISONO_REPRODUCIBLE=1 makes it True at first; `split`, `shrink` and `grow` keep it.
+
+        >>> comm.reproducible
+        False
+        """
+        return self.transport.reproducible
+
+    @reproducible.setter
+    def reproducible(self, wanted: bool) -> None:
+        self.transport.reproducible = bool(wanted)
+
+    @property
     def next(self) -> int:
         """The rank after ours, in a ring: after the last one comes rank 0."""
         return (self.rank + 1) % self.size
@@ -206,6 +225,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work | None:
         """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
         tensors of a list must not share memory. `op` is "sum", "avg" ("mean"), "product", "min",
@@ -216,6 +237,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
         Schedule; None means the one that UNISONO_ALGO names, or else the transport's own. It must
         be the same on all ranks. A schedule adds in its own order: docs/execution.md.
 
+        With `reproducible` the bits depend on the contributions alone, numbered in rank order, and
+        not on the number of ranks or where they run: docs/numbers.md. None is this group's default,
+        `comm.reproducible`. A rank may bring several `contributions`, a list of tensors like
+        `tensor`, which is then only the result; all ranks pass such lists, of any lengths.
+
         Raises TypeError for an `op` that is not defined for the dtype (the average of integers),
         ValueError for an unknown `op` or `algorithm`, or for tensors that share memory.
 
@@ -225,7 +251,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         tensor([3., 6.])
         >>> work = comm.all_reduce(x, "max", async_op=True)
         >>> work.wait()
+        >>> comm.all_reduce(x, contributions=[torch.ones(2)] * (comm.rank + 1))
+        >>> x
+        tensor([3., 3.])
         """
+        if reproducible is not None or contributions is not None:
+            given = GivenCall(_ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
+            return self._reduce_as(given, reproducible, contributions)
         if not async_op and algorithm is None:
             status: Any = self._all_reduce(tensor, op)
             if not status:
@@ -249,6 +281,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         dst: Rank = None,
         async_op: bool = False,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work | None:
         """Combine `tensor` over all ranks by `op`; `root` (or `dst`) has the result, the other
         ranks' tensors are unchanged. With `async_op` a Work is returned at once.
@@ -256,7 +290,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
         a Schedule, the same on all ranks; None is the transport's own. A named one runs over
         messages: parts of a wide side must then have one size, and `async_op` is refused. (For a
-        broadcast on one host it runs in the engine, as for an all_reduce.)
+        broadcast on one host it runs in the engine, as for an all_reduce.) `reproducible` and
+        `contributions` as in `all_reduce`.
 
         Raises what `all_reduce` raises, and ValueError if `root` is not a rank of the group.
 
@@ -267,6 +302,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         if dst is not None:
             root = one_root(self, "reduce", root, dst)
+        if reproducible is not None or contributions is not None:
+            root = 0 if root is None else root
+            given = GivenCall(_REDUCE, tensor, tensor, root, op, async_op, algorithm)
+            return self._reduce_as(given, reproducible, contributions)
         return self._call(
             _REDUCE, tensor, tensor, 0 if root is None else root, op, async_op, algorithm
         )
@@ -330,9 +369,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         *,
         async_op: bool = False,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work | None:
         """Combine the wide `input` over all ranks by `op`; rank r has part r of the result in
         `output`. With `async_op` a Work is returned at once; `algorithm` as in `reduce`.
+        `reproducible` as in `all_reduce`; `contributions`, a list of wide tensors (not of lists of
+        parts), takes the place of `input`.
 
         Raises what `all_reduce` raises, and ValueError if `output` does not fit.
 
@@ -341,6 +384,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> mine - 4 * comm.rank  # [0, 2] and [4, 6]
         tensor([0., 2.])
         """
+        if reproducible is not None or contributions is not None:
+            given = GivenCall(_REDUCE_SCATTER, output, input, 0, op, async_op, algorithm)
+            return self._reduce_as(given, reproducible, contributions)
         if input is None:
             refuse_input(self, "reduce_scatter")
         return self._call(_REDUCE_SCATTER, output, input, 0, op, async_op, algorithm)
@@ -450,7 +496,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     ) -> Work | None:
         status: Any = Status.ASK_AGAIN
         if algorithm is not None:
-            if not async_op:
+            if not async_op and not self.reproducible:
                 status = self.transport.run_again(operation, output, input, root, op, algorithm)
                 if not status:
                     return None
@@ -481,6 +527,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
             tensors = given.output if given.input is None else given.input
             raise self.transport.call_error(status, given.operation, given.op, tensors)
         on_device = self._on_device if is_plain and status == Status.ON_DEVICE else None
+        if self.reproducible and given.op is not None:
+            return self._reduce_as(given, True, None)
         if on_device and not on_device.run_fast(given.operation, given.output, given.op):
             return None
         self._raise_if_ended(name)
@@ -493,6 +541,35 @@ class Communicator(SharedTensors, WithoutTorchNames):
         from unisono.comm.arguments import check_call  # many programs never need it
 
         call = self._checked(name, check_call, *given[:5], transport)
+        return transport.run(call, given.async_op)
+
+    def _reduce_as(
+        self, given: GivenCall, reproducible: bool | None, contributions: Contributions
+    ) -> Work | None:
+        """A reduction that says whether it is reproducible, or lists its contributions."""
+        name = given.operation.name.lower()
+        self._raise_if_ended(name)
+        listed = contributions is not None
+        as_tree = listed or (self.reproducible if reproducible is None else bool(reproducible))
+        if reproducible is False and listed:
+            self._refuse(name, ValueError("contributions= makes a reduction reproducible"))
+        if listed and given.input is not None and given.input is not given.output:
+            self._refuse(name, ValueError("pass an input or contributions=, not both"))
+        if not listed and given.input is None:
+            refuse_input(self, name)
+        if as_tree and given.algorithm is not None:
+            why = (
+                "an algorithm adds in its own order, which is not reproducible: pass one of the two"
+            )
+            self._refuse(name, ValueError(why))
+        if given.algorithm is not None:
+            return self._go_on(Status.ASK_AGAIN, given)
+        from unisono.comm.arguments import check_call
+
+        source = contributions if listed else given.input
+        transport = self._transport_for(name, given.output, source)
+        more = as_tree, contributions
+        call = self._checked(name, check_call, *given[:5], transport, *more)
         return transport.run(call, given.async_op)
 
     def _transport_for(self, operation: str, output: Any, input: Any) -> Transport:
@@ -681,7 +758,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         what = f"split({list(members)}{f', label={label!r}' if label else ''}) of group {self.name}"
         try:
             with making(what, f"split {name}", self.transport, members):
-                return Communicator(self.transport.split(members, name))
+                return self._continued_by(self.transport.split(members, name))
         except RendezvousError as error:
             is_whole = self.transport.is_on_one_host and not isinstance(error, Departed)
             if is_whole or isinstance(error, GroupsDiffer):  # no member has it: the name is free
@@ -762,7 +839,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
             recovers = cause is not None and getattr(cause, "reason", "") != SHRINKS
             call = f"shrink() of group {self.name}", f"shrink {self.name}", self.transport
             with making(*call, range(self.size), recovers):
-                made = Communicator(self.transport.shrink(*following))
+                made = self._continued_by(self.transport.shrink(*following))
             self._successor = weakref.ref(made)
             return made
 
@@ -804,7 +881,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         if not _is_count(count):
             raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
-        return Communicator(grow(self.transport, *following))
+        return self._continued_by(grow(self.transport, *following))
+
+    def _continued_by(self, transport: Transport) -> Communicator:
+        """A Communicator with the settings of this one."""
+        made = Communicator(transport)
+        made.reproducible = self.reproducible
+        return made
 
     @property
     def generation(self) -> int:

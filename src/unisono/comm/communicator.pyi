@@ -13,7 +13,9 @@ from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
 from unisono.comm.work import Message, Work
-from unisono.errors import GroupError
+from unisono.errors import (
+    GroupError,
+)
 from unisono.plan.schedule import Schedule
 from unisono.torch_habits import (
     WithoutTorchNames,
@@ -21,6 +23,7 @@ from unisono.torch_habits import (
 
 Algorithm: TypeAlias = "str | Schedule | None"
 Rank: TypeAlias = "int | None"
+Contributions: TypeAlias = "Sequence[Tensors] | None"
 Group: TypeAlias = "Communicator | ProcessGroup | int | None"
 
 class Communicator(SharedTensors, WithoutTorchNames):
@@ -47,6 +50,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None: ...
     @property
+    def reproducible(self) -> bool: ...
+    @reproducible.setter
+    def reproducible(self, wanted: bool) -> None: ...
+    @property
     def next(self) -> int: ...
     @property
     def prev(self) -> int: ...
@@ -58,6 +65,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         *,
         async_op: _Literal[False] = False,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> None: ...
     @_overload
     def all_reduce(
@@ -67,6 +76,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         *,
         async_op: _Literal[True],
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work: ...
     @_overload
     def all_reduce(
@@ -76,6 +87,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         *,
         async_op: bool,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work | None: ...
     @_overload
     def reduce(
@@ -87,6 +100,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         dst: Rank = None,
         async_op: _Literal[False] = False,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> None: ...
     @_overload
     def reduce(
@@ -98,6 +113,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         dst: Rank = None,
         async_op: _Literal[True],
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work: ...
     @_overload
     def reduce(
@@ -109,6 +126,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         dst: Rank = None,
         async_op: bool,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work | None: ...
     @_overload
     def broadcast(
@@ -166,31 +185,37 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors,
+        input: Tensors | None = None,
         op: AnyReduction = "sum",
         *,
         async_op: _Literal[False] = False,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> None: ...
     @_overload
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors,
+        input: Tensors | None = None,
         op: AnyReduction = "sum",
         *,
         async_op: _Literal[True],
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work: ...
     @_overload
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors,
+        input: Tensors | None = None,
         op: AnyReduction = "sum",
         *,
         async_op: bool,
         algorithm: Algorithm = None,
+        reproducible: bool | None = None,
+        contributions: Contributions = None,
     ) -> Work | None: ...
     @_overload
     def gather(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from unisono.comm.engine.numbers import REDUCTION_NUMBERS
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Form
 
 if TYPE_CHECKING:
     from torch.distributed import ReduceOp
@@ -58,6 +58,19 @@ REDUCTIONS: tuple[ReductionName, ...] = (
 
 REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
 """By the engine's number. The last one is TRUNCATED_AVG, which errors call an average."""
+
+
+FORM_SHIFT = 4
+"""The engine's number of a reduction has its form in the bits from this one on."""
+
+
+def describe_reduction(number: int) -> str:
+    """A reduction as ranks have posted it, with its form: "reproducible sum"."""
+    form = number >> FORM_SHIFT
+    name = REDUCTION_NAMES[number & (1 << FORM_SHIFT) - 1]
+    if form & Form.CONTRIBUTIONS:
+        return f"reproducible {name} of listed contributions"
+    return f"reproducible {name}" if form & Form.REPRODUCIBLE else name
 
 
 class Reduction:

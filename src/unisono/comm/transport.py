@@ -61,6 +61,11 @@ class Transport(ABC):
     is_on_one_host: bool = False
     """Whether its ranks share the memory of one host."""
 
+    reproduces: bool = False
+    """Whether it has reductions whose bits depend on the contributions alone."""
+    reproducible: bool = False
+    """Whether its reductions are such, unless a call says otherwise."""
+
     tags: range = range(2**31 - 1)
     """The tags that a message may have."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.meeting.board import Board
 from unisono.errors import GroupClosed, UnisonoError, name_ranks
 from unisono.processes import boot_id
 from unisono.world.world import get_world, resolve
@@ -153,7 +154,7 @@ class TorchParent(Parent):
         super().__init__(group, rank, global_ranks, group)
         self._torch, self._store = process_groups, process_groups.default_store()
         if self._store is not None:  # for `nodes`, which a single rank may call; mpi has no store
-            self._store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
+            Board(self._store).set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
 
     def is_closed(self) -> bool:
         return not self._torch.exists(self.source)
@@ -174,7 +175,7 @@ class TorchParent(Parent):
                 f"{name_ranks(missing)} did not make a manager within {_NODES_LIMIT_S} s, so "
                 "their nodes are unknown: every rank must make the same managers"
             ) from None
-        found = [json.loads(store.get(key)) for key in keys]
+        found = [json.loads(text) for text in Board(store).get_all(keys)]
         same_name = Counter(host for host, _ in {tuple(node) for node in found})
         return [host if same_name[host] == 1 else f"{host} ({boot[:8]})" for host, boot in found]
 

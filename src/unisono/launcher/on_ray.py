@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import queue
+import secrets
 import selectors
 import signal
 import socket
@@ -33,7 +34,7 @@ from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.process import LocalProcess, RankProcess, rank_variables, start_process
 from unisono.launcher.protocol import Instructions, write_instructions
 from unisono.launcher.store import LazyStore
-from unisono.variables import HOSTID
+from unisono.variables import HOSTID, JOB_SECRET, JOB_SECRET_FILE
 
 WAIT_S = 300.0
 """How long Ray may take to place the ranks and start their actors."""
@@ -222,6 +223,8 @@ def ranks_on_ray(
         common = {name: text for name, text in os.environ.items() if name.startswith(_CARRIED)}
         for name in _OF_ONE_MACHINE:
             common.pop(name, None)
+        secret = JOB_SECRET.read() or JOB_SECRET_FILE.read() or secrets.token_hex(32).encode()
+        common[JOB_SECRET.name] = secret.decode()
         common |= found | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         if request.threads is not None:
             common |= share.thread_variables(request.ranks, request.threads, {})

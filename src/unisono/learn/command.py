@@ -1,119 +1,173 @@
-"""`unisono learn`: the exercises of the course."""
+"""`unisono learn`: the course, chapter by chapter."""
 
 from __future__ import annotations
 
-import re
-import runpy
-import shutil
 import sys
-import traceback
-from collections.abc import Callable
+import webbrowser
 from pathlib import Path
-from typing import Any
 
 import click
 
-from unisono.errors import RanksFailed
+from unisono.learn.chapters import Chapter, chapters, page_name
+from unisono.learn.progress import Progress
 from unisono.torch_support import require_torch
 
-_EXERCISES = sorted((Path(__file__).parent / "exercises").glob("*.py"))
-_TITLES = [file.read_text().partition("\n")[0].strip('"') for file in _EXERCISES]
-_NOT_YET = "not written yet"
-_TIMEOUT_S, _CALL_S = 120.0, 10.0
-_PATH = click.Path(file_okay=False, path_type=Path)
-_folder = click.option("--folder", default="course", type=_PATH, help="Your copies: course.")
+_MOST_COLUMNS = 100
+_folder = click.option(
+    "--folder",
+    default="course",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where your exercises are: course.",
+)
+_html = click.option("--html", is_flag=True, help="Show the chapter in the browser.")
+
+
+class _Number(click.ParamType[Chapter]):
+    name = "chapter"
+
+    def convert(self, value: object, param: object, context: object) -> Chapter:
+        numbers = [str(chapter.number) for chapter in chapters()]
+        if str(value) not in numbers:
+            self.fail(f"there is no chapter {value}: there are 1 to {len(numbers)}")
+        return chapters()[numbers.index(str(value))]
 
 
 @click.group(invoke_without_command=True)
+@_folder
+@_html
 @click.pass_context
-def learn(context: click.Context) -> None:
-    """Exercises of the course "Collectives from zero".
+def learn(context: click.Context, folder: Path, html: bool) -> None:
+    """The course "Collectives from zero": read, solve, check, go on.
 
-    Without a command: list the chapters. `unisono learn start` copies the exercises into a folder.
-    Fill one in, and `unisono learn check 1` runs it on real ranks.
+    Without a command, go on where you left off: show the next chapter and write its exercise into
+    a folder, or check the exercise that is there. It needs no network.
     """
-    if context.invoked_subcommand is None:
-        click.echo("\n".join(_TITLES))
-        click.echo("\nunisono learn start     copy the exercises into the folder course")
-        click.echo("unisono learn check 1   check one of them")
-
-
-@learn.command()
-@_folder
-def start(folder: Path) -> None:
-    """Copy the exercises. Files that are there already are kept."""
-    new = [file for file in _EXERCISES if not (folder / file.name).exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in new:
-            shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from error
-    kept = len(_EXERCISES) - len(new)
-    done = f"{len(new)} exercises copied into {folder}" + f"; {kept} kept" * bool(kept)
-    click.echo(f"{done}; begin with {folder}/chapter_01.py")
-
-
-@learn.command()
-@click.argument("chapters", nargs=-1, type=click.IntRange(1, len(_EXERCISES)))
-@_folder
-def check(chapters: tuple[int, ...], folder: Path) -> None:
-    """Check the exercises of CHAPTERS, or all of them. Fails if one is not solved."""
-    require_torch("the course")
-    from unisono.learn.checks import CHECKS
-
-    solved = True
-    for number in chapters or range(1, len(_EXERCISES) + 1):
-        file = folder / f"chapter_{number:02}.py"
-        if not file.is_file():
-            how = f"unisono learn start --folder {folder}"
-            raise click.ClickException(f"there is no file {file}: run `{how}` first")
-        run, sizes = CHECKS[number - 1]
-        problem = _problem(run, sizes, file)
-        click.echo(f"{_TITLES[number - 1]}: {problem or 'solved'}")
-        if problem and problem != _NOT_YET:
-            click.echo(f"hint: {' '.join((run.__doc__ or '').split())}")
-        solved = solved and not problem
-    if not solved:
+    context.default_map = {name: {"folder": folder} for name in ("list", "show", "check")}
+    if context.invoked_subcommand is not None:
+        return
+    progress = Progress(folder)
+    chapter = next((one for one in chapters() if one.number not in progress.solved), None)
+    if chapter is None:
+        click.echo("All chapters are solved. `unisono learn list` names them.")
+        return
+    file = progress.file(chapter)
+    if html or not file.exists() or file.read_text(encoding="utf-8") == chapter.exercise:
+        _show(chapter, progress, html)
+        _hand_out(chapter, progress)
+        click.echo(f"Your exercise: {file}. Edit it, then run `unisono learn` again.")
+    elif _check(chapter, progress):
+        _tell_next(chapter)
+    else:
+        click.echo(f"Edit {file} and run `unisono learn` again.")
+        click.echo(f"`unisono learn show {chapter.number}` shows the chapter.")
         sys.exit(1)
 
 
-class _Names:
-    """The names that the reader's file defines, as attributes."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.__dict__.update(runpy.run_path(str(file)))
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{self._file.name} does not define {name}")
+@learn.command("list")
+@_folder
+def list_(folder: Path) -> None:
+    """List the chapters, and which are solved."""
+    solved = Progress(folder).solved
+    for chapter in chapters():
+        click.echo(f"{chapter.title}{'  (solved)' if chapter.number in solved else ''}")
 
 
-def _problem(run: Callable[..., None], sizes: tuple[int, ...], file: Path) -> str | None:
-    """What is wrong with the reader's file, or None."""
-    from unisono.launcher.functions import launch
+@learn.command()
+@click.argument("chapter", type=_Number())
+@_folder
+@_html
+def show(chapter: Chapter, folder: Path, html: bool) -> None:
+    """Show CHAPTER, in the terminal or in the browser, and write its exercise."""
+    progress = Progress(folder)
+    _show(chapter, progress, html)
+    _hand_out(chapter, progress)
+    click.echo(f"Your exercise: {progress.file(chapter)}")
 
+
+@learn.command()
+@click.argument("chosen", metavar="[CHAPTER]...", nargs=-1, type=_Number())
+@_folder
+def check(chosen: tuple[Chapter, ...], folder: Path) -> None:
+    """Check the exercises of chapters, or all that you have begun. Fails if one is not solved."""
+    progress = Progress(folder)
+    begun = chosen or tuple(one for one in chapters() if progress.file(one).exists())
+    if not begun:
+        raise click.ClickException(f"no exercise is in {folder}: `unisono learn` writes the first")
+    for chapter in begun:
+        if not progress.file(chapter).is_file():
+            how = f"`unisono learn show {chapter.number}` writes it"
+            raise click.ClickException(f"there is no file {progress.file(chapter)}: {how}")
+    solved = [_check(chapter, progress) for chapter in begun]
+    if not all(solved):
+        sys.exit(1)
+    _tell_next(begun[-1])
+
+
+@learn.command()
+@click.argument("chapter", type=_Number())
+def solution(chapter: Chapter) -> None:
+    """Print a solution of CHAPTER's exercise."""
+    click.echo(chapter.solution, nl=False)
+
+
+def _show(chapter: Chapter, progress: Progress, html: bool) -> None:
+    if html:
+        folder = progress.folder / "pages"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for one in chapters():
+                (folder / page_name(one.number)).write_text(one.page(), encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(error) from error
+        page = (folder / page_name(chapter.number)).resolve()
+        is_open = webbrowser.open(page.as_uri())
+        click.echo(f"{chapter.title}: {page}" if is_open else f"Open {page} in a browser.")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console(soft_wrap=False)
+    console.width = min(console.width, _MOST_COLUMNS)
+    with console.capture() as captured:
+        console.print(Markdown(chapter.for_terminal(), hyperlinks=False))
+    click.echo_via_pager(captured.get())
+
+
+def _hand_out(chapter: Chapter, progress: Progress) -> None:
     try:
-        if not sizes:
-            run(_Names(file))
-        for ranks in sizes:
-            launch(_check, ranks, args=(run, file), threads=1, timeout=_TIMEOUT_S)
-    except (Exception, SystemExit) as error:
-        is_told = isinstance(error, AssertionError | RanksFailed)
-        said = str(error) if is_told else f"{type(error).__name__}: {error}"
-        said = said.partition("\n")[0].replace(": AssertionError:", ":")
-        if "NotImplementedError" in said:
-            return _NOT_YET
-        story = traceback.format_exc()
-        if isinstance(error, RanksFailed):
-            story = error.endings[error.first].traceback
-        lines = re.findall(rf'{re.escape(file.name)}", line (\d+)', story)
-        where = f" ({file.name}, line {lines[-1]})" if lines and ", line " not in said else ""
-        return said + where
-    return None
+        progress.hand_out(chapter)
+    except OSError as error:
+        raise _unwritable(error) from error
 
 
-def _check(run: Callable[..., None], file: Path) -> None:
-    from unisono.world.world import init
+def _unwritable(error: OSError) -> click.ClickException:
+    what = f"cannot write {error.filename}: {error.strerror}"
+    return click.ClickException(
+        f"{what}\nGo to a folder of your own, or name one: unisono learn --folder ~/course"
+    )
 
-    run(_Names(file), init(timeout_s=_CALL_S))
+
+def _check(chapter: Chapter, progress: Progress) -> bool:
+    """Check a chapter's exercise and print what is wrong with it."""
+    require_torch("the course")
+    from unisono.learn.checking import verdicts
+
+    click.echo(chapter.title)
+    is_solved = True
+    for function, problem, hint in verdicts(chapter, progress.file(chapter)):
+        click.echo(f"  {function}: {problem or 'solved'}".replace("\n", "\n    "))
+        if hint:
+            click.echo(f"    hint: {hint}")
+        is_solved = is_solved and not problem
+    try:
+        progress.note(chapter, is_solved)
+    except OSError as error:
+        raise _unwritable(error) from error
+    return is_solved
+
+
+def _tell_next(chapter: Chapter) -> None:
+    if chapter.number == len(chapters()):
+        click.echo("This was the last chapter.")
+    else:
+        click.echo(f"Next: {chapters()[chapter.number].title}. Run `unisono learn`.")

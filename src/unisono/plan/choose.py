@@ -65,9 +65,10 @@ class Choice:
 class Ranking:
     """The algorithms of a `collective` on `ranks` ranks of a `topology`, for `total_bytes`.
 
-    `choices` lists them, the fastest first; `left_out` lists those that were not simulated, each
-    with the reason. If the topology has switches that reduce, `in_network` lists the ways in which
-    they can do an all_reduce, the fastest first.
+    `choices` lists them, the fastest first, and after them those that cannot be run but only
+    planned; `left_out` lists those that were not simulated, each with the reason. If the topology
+    has switches that reduce, `in_network` lists the ways in which they can do an all_reduce, the
+    fastest first.
 
     >>> from unisono import plan
     >>> ranking = plan.rank_algorithms("broadcast", 8, 1 << 20, plan.find_topology("h100"))
@@ -85,13 +86,25 @@ class Ranking:
 
     @property
     def best(self) -> Choice:
-        """The fastest algorithm."""
+        """The fastest algorithm that can be run, or the fastest if none can."""
         return self.choices[0]
 
     @property
+    def only_planned(self) -> dict[str, str]:
+        """The algorithms that cannot be run, each with the reason."""
+        entries = [choice.algorithm for choice in self.choices]
+        return {entry.name: entry.only_planned for entry in entries if entry.only_planned}
+
+    @property
     def times_s(self) -> dict[str, float]:
-        """The time of each algorithm, and of each way in which switches reduce."""
-        times = {choice.algorithm.name: choice.time_s for choice in self.choices}
+        """The time of each algorithm that can be run (of all if none can), and of each way in which
+        switches reduce."""
+        planned = self.only_planned if not self.best.algorithm.only_planned else {}
+        times = {
+            choice.algorithm.name: choice.time_s
+            for choice in self.choices
+            if choice.algorithm.name not in planned
+        }
         return times | {by_switches.way: by_switches.time_s for by_switches in self.in_network}
 
 
@@ -104,7 +117,7 @@ def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Top
 
     >>> from unisono import plan
     >>> small = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
-    >>> small.best.time_s < small.choices[-1].time_s
+    >>> small.best.time_s < max(choice.time_s for choice in small.choices)
     True
     """
     return rank_sizes(collective, ranks, (total_bytes,), topology)[0]
@@ -153,7 +166,9 @@ def rank_sizes(
             timeline = simulate(schedule, topology, size)
             if entry.name not in best or timeline.time_s < best[entry.name].time_s:
                 best[entry.name] = Choice(entry, schedule, timeline, **cut)
-        choices = tuple(sorted(best.values(), key=lambda choice: choice.time_s))
+        choices = tuple(
+            sorted(best.values(), key=lambda each: (each.algorithm.only_planned != "", each.time_s))
+        )
         by_switches = [
             reduce_in_network(ranks, topology, size, way)
             for way in (ways(ranks, topology) if collective == "all_reduce" and not names else ())

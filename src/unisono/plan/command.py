@@ -284,6 +284,12 @@ def _print_left_out(console: Console, left_out: Iterable[tuple[str, str]]) -> No
         console.print(f"Left out: {name}, {reason}.")
 
 
+def _print_unranked(console: Console, ranking: Ranking) -> None:
+    for name, reason in ranking.only_planned.items():
+        console.print(f"{name} can only be planned, not run: {reason}.")
+    _print_left_out(console, ranking.left_out)
+
+
 def _rank(console: Console, request: _Request) -> None:
     with _progress(request.ranks) as say:
         (ranking,) = request.rank((parse_size(request.size),), say)
@@ -295,7 +301,7 @@ def _rank(console: Console, request: _Request) -> None:
     console.print(tables.where(ranking))
     print_whole(console, tables.ranking_table(ranking))
     console.print(why)
-    _print_left_out(console, ranking.left_out)
+    _print_unranked(console, ranking)
 
 
 def _sweep(console: Console, request: _Request, range_of_sizes: str) -> None:
@@ -313,7 +319,7 @@ def _sweep(console: Console, request: _Request, range_of_sizes: str) -> None:
         console.print(f"{title}: the fastest algorithm")
         for first, last, name in tables.crossovers(rankings):
             console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
-        _print_left_out(console, rankings[0].left_out)
+        _print_unranked(console, rankings[0])
     if output is not None:
         tables.save_chart(output, sizes, tables.series(rankings), title)
         click.echo(f"Wrote {output}.", err=request.as_json)

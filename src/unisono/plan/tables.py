@@ -30,19 +30,23 @@ def where(ranking: Ranking, with_size: bool = True) -> str:
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """The algorithms, the fastest first, and with them the switches if they reduce."""
+    """The algorithms, the fastest first, and with them the switches if they reduce; then, without
+    a number, those that can only be planned."""
     rows = [
-        (each.time_s, each.label, f"{each.schedule.rounds:,}", each.busiest_rank_sends_bytes)
+        (
+            *(bool(each.algorithm.only_planned), each.time_s, each.label),
+            *(f"{each.schedule.rounds:,}", each.busiest_rank_sends_bytes),
+        )
         for each in ranking.choices
     ]
     rows += [
-        (by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)
+        (False, by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)
         for by_switches in ranking.in_network
     ]
     headings = ("<", "<algorithm", ">time", ">steps", ">busiest rank sends")
     cells = (
-        (str(number), label, format_seconds(time_s), steps, format_size(sent))
-        for number, (time_s, label, steps, sent) in enumerate(sorted(rows), 1)
+        ("-" if planned else str(number), label, format_seconds(time_s), steps, format_size(sent))
+        for number, (planned, time_s, label, steps, sent) in enumerate(sorted(rows), 1)
     )
     return build_table(headings, cells, **LINED)
 
@@ -59,6 +63,7 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
             | _fields(choice, "pieces channels time_s")
             | {"steps": choice.schedule.rounds}
             | _fields(choice, "busiest_rank_sends_bytes")
+            | _fields(choice.algorithm, "only_planned")
             for choice in ranking.choices
         ],
         "in_network": ranking.in_network,

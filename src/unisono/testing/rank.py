@@ -70,21 +70,31 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 class _QuickCatching(_pytest.logging.catching_logs):  # type: ignore[type-arg]
-    """pytest's own locks torch's 42 loggers that do not propagate, one by one, six times a test."""
+    """pytest's own locks torch's 42 loggers that do not propagate, one by one, six times a test.
+    Each phase of a test enters two of these, one after the other: one search serves both."""
+
+    _found: tuple[type, list[Any]] | None = None
 
     def __enter__(self) -> Any:
         if self.level is not None:
             return super().__enter__()
-        every = list(logging.root.manager.loggerDict.values())
-        alone: list[Any] = [each for each in every if not getattr(each, "propagate", True)]
-        self.attached_loggers = [logging.root, *alone]
-        for logger in self.attached_loggers:
+        kind = type(self.handler)
+        if _QuickCatching._found is not None and _QuickCatching._found[0] is kind:
+            loggers, _QuickCatching._found = _QuickCatching._found[1], None
+        else:
+            every = list(logging.root.manager.loggerDict.values())
+            alone: list[Any] = [each for each in every if not getattr(each, "propagate", True)]
+            loggers = [logging.root, *alone]
+            _QuickCatching._found = kind, loggers
+        self.attached_loggers = loggers
+        for logger in loggers:
             logger.handlers.append(self.handler)
         return self.handler
 
     def __exit__(self, *raised: Any) -> None:
         if self.level is not None:
             logging.root.setLevel(self.orig_level)
+        _QuickCatching._found = None
         for logger in self.attached_loggers:
             if self.handler in logger.handlers:  # the test may have removed it
                 logger.handlers.remove(self.handler)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Literal
 
-Level = Literal["off", "info", "detail"]
+Level = Literal["off", "info", "detail", "OFF", "INFO", "DETAIL"]
 
 _INFO = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -31,10 +31,10 @@ def debug(level: Level = "info") -> dict[str, str]:
     """Set torch's and NCCL's debug variables in this process, for it and its children, and return
     what they are now.
 
-    `level` is "off", "info" or "detail"; docs/diagnosis.md explains each variable. Variables that
-    the user has set keep their values, at every level; "off" undoes an earlier call. Each rank
-    calls it, before it makes the process group. If torch is already imported, its level is changed,
-    too.
+    `level` is "off", "info" or "detail", in lower or upper case; docs/diagnosis.md explains each
+    variable. Variables that the user has set keep their values, at every level; "off" undoes an
+    earlier call. Each rank calls it, before it makes the process group. If torch is already
+    imported, its level is changed, too.
 
     Raises ValueError for another level.
 
@@ -45,13 +45,14 @@ def debug(level: Level = "info") -> dict[str, str]:
     >>> unisono.debug("off")
     {'NCCL_DEBUG': 'WARN'}
     """
-    if level not in _SETTINGS:
+    wanted = level.lower() if isinstance(level, str) else level
+    if wanted not in _SETTINGS:
         raise ValueError(f'level is "off", "info" or "detail", not {level!r}')
     for name, value in _set_here.items():
         if os.environ.get(name) == value:
             del os.environ[name]
     _set_here.clear()
-    for name, value in _SETTINGS[level].items():
+    for name, value in _SETTINGS[wanted].items():
         if name not in os.environ:
             os.environ[name] = _set_here[name] = value
     torch = sys.modules.get("torch.distributed")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import unisono
-from pictures import shapes
+from unisono.show import shapes
 
 RANKS = 2
 _CALLS, _ROUNDS = 200, 15

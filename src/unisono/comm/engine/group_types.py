@@ -51,9 +51,11 @@ class Group(Protocol):
     """A rank of a group. The methods that take part in a call return a `Status`; `send` and
     `recv` return the rank at the other end, or a status below zero. The first argument of
     `submit`, `isend` and `irecv` is the GroupExceptions of their works. `run` and `submit` take
-    operation, output, input, root, reduction, and optionally a factor and a compiled schedule."""
+    operation, output, input, root, reduction, and optionally a factor, a compiled schedule, a
+    timeout and a number of contributions."""
 
     timeout_ns: int
+    is_reproducible: bool
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
     def run_given(self, operation: int, output: Any, input: Any, options: Any) -> int: ...
@@ -83,13 +85,13 @@ class Group(Protocol):
         local: Group,
         hosts: Sequence[int],
         key: int,
-        addresses: Sequence[bytes],
-        is_strict: bool,
+        workers: Sequence[tuple[bytes, int, int]],
         rounds_halves: bool,
     ) -> None:
         """Extend the group to ranks on other hosts. `local` is the group of those on this host,
-        `hosts` the number of each rank's host, `addresses` the address of its UCX worker, b"" on
-        this host; `key` names the group on all hosts. Raises OSError."""
+        `hosts` the number of each rank's host, `workers` the address of its UCX worker, b"" on
+        this host, the proof for it that messages to it carry, and the one in messages from it;
+        `key` names the group on all hosts. Raises OSError."""
 
     def meet(self, timeout_s: float) -> tuple[int, ...]:
         """Wait for all ranks of other hosts; returns those that did not arrive in time."""
@@ -108,6 +110,9 @@ class Group(Protocol):
     def record_cover(self, whether: bool) -> None: ...
     def record_end(self, record: int, status: int) -> None: ...
     def check(self, *call: int) -> int: ...
+    def serve_operators(self, name: str) -> None:
+        """Let torch's operators find the group by this name."""
+
     def release_works(self) -> bool: ...
     def finish(self) -> tuple[int, ...] | None: ...
     def close(self) -> None: ...

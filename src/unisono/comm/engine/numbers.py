@@ -47,6 +47,13 @@ class Operation(IntEnum):
     NEW_GROUP = 13
 
 
+class Form:
+    """What else a reduction is, as bits above the four of its number."""
+
+    REPRODUCIBLE = 1
+    CONTRIBUTIONS = 2
+
+
 class Note:
     """Texts that a rank leaves for its peers' errors."""
 

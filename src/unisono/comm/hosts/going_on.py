@@ -40,8 +40,9 @@ class StoreVote(Vote):
     def __init__(self, group: HostsTransport, board: Board, is_named: bool) -> None:
         super().__init__(group.membership, group.name)
         self._of, self._is_named = group, is_named
+        board = board.hidden(group.links.hosts.secret)
         self._board = board.part(f"unisono/survivors/{group.key:x}")
-        self._text, self._told = "", frozenset[int]()
+        self._said, self._text, self._told = "", "", frozenset[int]()
         self._gone: set[int] = set()  # as reported by a rank whose system attests it
         self._refused: set[int] = set()  # their host's system says that the process is gone
         self._cut_off: set[int] = set()
@@ -49,8 +50,8 @@ class StoreVote(Vote):
 
     def say(self, text: str) -> None:
         self._text, self._told = text, frozenset(self._attested())
-        said = json.dumps({"text": text, "gone": sorted(self._told)})
-        self._board.set(f"said/{self.rank}", said)
+        self._said = json.dumps({"text": text, "gone": sorted(self._told)})
+        self._board.set(f"said/{self.rank}", self._said)
 
     def heard(self, rank: int) -> str:
         said = json.loads(self._board.get(f"said/{rank}") or "{}")
@@ -88,8 +89,8 @@ class StoreVote(Vote):
         if not self._next_call.left_s():
             self._call_silent()
             self._next_call = Deadline(_CALL_EVERY_S)
-        if self._attested() != self._told:
-            self.say(self._text)  # others may have no line to them
+        if self._attested() != self._told or self._board.get(f"said/{self.rank}") != self._said:
+            self.say(self._text)  # others may have no line to them, or have lost what it said
         return sorted(self._cut_off)
 
     def _call_silent(self) -> None:

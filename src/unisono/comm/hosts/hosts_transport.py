@@ -144,7 +144,6 @@ class HostsTransport(EngineTransport):
                 self.placement.hosts_of_ranks(),
                 self.key,
                 self.links.workers(self.placement.members),
-                bool(variables.STRICT_ORDER.read()),
                 bool(variables.ROUND_HALVES.read()),
             )
         except BaseException as error:

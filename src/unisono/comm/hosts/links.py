@@ -31,6 +31,7 @@ from unisono.comm.meeting.network import INSTEAD
 from unisono.comm.over_torch.stores import store_at
 from unisono.errors import GroupClosed, RendezvousError
 from unisono.processes import state_of
+from unisono.variables import job_secret
 
 _BEHIND_S = 0.3
 """How long data that a process sent before it left may still be in transit."""
@@ -115,12 +116,20 @@ class Links:
         mine = own_contact(self.hosts.address, self._lines.where[1], has_data)
         self._contacts = exchange_contacts(board, self.hosts, self.me, mine, group)
 
-    def workers(self, members: Iterable[int]) -> list[bytes]:
-        """The addresses of the UCX workers of these global ranks; b"" for those of this host."""
+    def workers(self, members: Sequence[int]) -> list[tuple[bytes, int, int]]:
+        """The addresses of the UCX workers of these global ranks, b"" for those of this host; and
+        the proofs that messages from this worker to that one carry, and back."""
         here = self.hosts.members[self.hosts.mine]
+        secret = hashlib.sha256(job_secret()).digest()
+
+        def prove(*workers: bytes) -> int:
+            told = hashlib.blake2b(b"".join(workers), key=secret, digest_size=8).digest()
+            return int.from_bytes(told, "big")
+
+        mine, *found = (bytes.fromhex(self._contacts[rank].worker) for rank in (self.me, *members))
         return [
-            b"" if member in here else bytes.fromhex(self._contacts[member].worker)
-            for member in members
+            (b"", 0, 0) if member in here else (worker, prove(mine, worker), prove(worker, mine))
+            for member, worker in zip(members, found, strict=True)
         ]
 
     def where(self, member: int) -> tuple[str, int]:

@@ -28,6 +28,7 @@ def make_world(
     timeout_s: float,
 ) -> HostsTransport:
     """Make a group of all ranks of these hosts, with its own connections."""
+    board = board.hidden(hosts.secret)
     links = Links(board, hosts, rank)
     try:
         links.meet(board, name)
@@ -44,6 +45,7 @@ def connect_beside(
 ) -> Transport:
     """Make a group of these ranks of a world over hosts, which meet on their own board."""
     links = world.links
+    board = board.hidden(links.hosts.secret)
     placement, ranks = place(members, links.hosts, links.me), tuple(members)
     if len(placement.hosts) > 1:
         meeting = Meeting(name, ranks, timeout_s, board.deadline, board.check)

@@ -2,7 +2,7 @@
 processes of one host, a file.
 
 torch's own wait forever for a host that is stopped or cut off, and retry one that has ended until
-their own timeout; a board answers in time, or raises StoreGone. With UNISONO_JOB_SECRET every text
+their own timeout; a board answers in time, or raises StoreGone. In a job with a secret every text
 is sealed together with its name: one that another process has written is refused.
 """
 
@@ -31,7 +31,7 @@ LEADER = "unisono/0"
 _SEALED = "\x1f"
 _ADVICE = (
     "Set UNISONO_JOB_SECRET to the same text on every rank, or on none; if it already is, a "
-    "foreign process has written to the store"
+    "foreign process has written to the store: keep it where only the job's hosts reach it"
 )
 
 
@@ -86,7 +86,8 @@ class Board:
         self.store, self.path = store, path
         self.deadline = deadline or Deadline(JOIN_TIMEOUT_S)
         self.check = check
-        self._secret: bytes = variables.JOB_SECRET.read() or b""
+        self._secret = b"" if store is None else variables.job_secret()
+        self._hides_by = b""
 
     def part(self, name: str) -> Board:
         made = copy.copy(self)
@@ -99,37 +100,50 @@ class Board:
         made.deadline, made.check = deadline, check
         return made
 
+    def hidden(self, key: bytes) -> Board:
+        """The same one for the ranks that know a key: in a job with a secret, names in the store
+        are hashes, which a stranger can neither guess nor use again."""
+        made = copy.copy(self)
+        made._hides_by = key if self._secret else b""
+        return made
+
     # -- texts -----------------------------------------------------------------------------------
 
     def set(self, name: str, text: str) -> None:
-        key, sealed = self.path + name, self._seal(name, text)
+        key, sealed = self._key(name), self._seal(name, text)
         self._ask(lambda: self.store.set(key, sealed))
 
     def get(self, name: str) -> str:
         """ "" if there is none. Raises Foreign."""
-        key = self.path + name
+        key = self._key(name)
         found = self._ask(lambda: self.store.get(key) if self.store.check([key]) else b"")
         return self._open(name, found)
 
     def get_all(self, names: Sequence[str]) -> list[str]:
         """The texts under all these names; none of them until all are there. Raises Foreign."""
-        keys = [self.path + name for name in names]
+        keys = list(map(self._key, names))
         found = self._ask(lambda: self.store.multi_get(keys) if self.store.check(keys) else [])
         return [self._open(name, text) for name, text in zip(names, found, strict=False)]
 
     def has(self, names: Sequence[str]) -> bool:
-        keys = [self.path + name for name in names]
+        keys = list(map(self._key, names))
         return bool(self._ask(lambda: self.store.check(keys)))
 
     def add(self, name: str, count: int = 1) -> int:
-        """Add to a number, which is 0 at first and not sealed; returns the sum."""
-        return int(self._ask(lambda: self.store.add(self.path + name, count)))
+        """Add to a number, which is 0 at first; returns the sum."""
+        if not self._secret:
+            return int(self._ask(lambda: self.store.add(self._key(name), count)))
+        while True:  # each sum is another text, so that only one process can have written it
+            told = self.get(name)
+            text = f"{int(told.partition(' ')[0] or 0) + count} {os.urandom(8).hex()}"
+            if not count or self.compare_set(name, told, text) == text:
+                return int(text.partition(" ")[0])
 
     def compare_set(self, name: str, expected: str, text: str) -> str:
         """Set a text if there is the `expected` one, or none if that is ""; returns the one that is
         there then. Raises Foreign."""
         before = self._seal(name, expected) if expected else ""
-        given = self.path + name, before, self._seal(name, text)
+        given = self._key(name), before, self._seal(name, text)
         return self._open(name, self._ask(lambda: self.store.compare_set(*given)))
 
     def settle(self, name: str, made: bool | None) -> bool | None:
@@ -149,14 +163,15 @@ class Board:
                 f"ended? ({reason})"
             ) from error
 
+    def _key(self, name: str) -> str:
+        key = self.path + name
+        return _keyed_hash(self._hides_by, key) if self._hides_by else key
+
     def _seal(self, name: str, text: str) -> str:
         if not self._secret:
             return text
-        import hashlib  # few jobs have a secret
-        import hmac
-
-        proof = hmac.digest(self._secret, f"{self.path}{name}\0{text}".encode(), hashlib.sha256)
-        return f"{_SEALED}{proof.hex()} {text}"
+        proof = _keyed_hash(self._secret, f"{self.path}{name}\0{text}")
+        return f"{_SEALED}{proof} {text}"
 
     def _open(self, name: str, found: bytes) -> str:
         told = found.decode(errors="replace")
@@ -165,9 +180,8 @@ class Board:
         text = told.partition(" ")[2] if told[0] == _SEALED else told
         import hmac
 
-        if not self._secret or not hmac.compare_digest(
-            told.encode(), self._seal(name, text).encode()
-        ):
+        sealed = self._seal(name, text).encode()
+        if not self._secret or not hmac.compare_digest(told.encode(), sealed):
             raise Foreign(name, text)
         return text
 
@@ -211,6 +225,13 @@ class Board:
                 f"the torch Store at {host}:{port}, through which the ranks met, has ended or "
                 f"cannot be reached ({error.strerror or error})"
             ) from error
+
+
+def _keyed_hash(key: bytes, text: str) -> str:
+    import hashlib  # few jobs have a secret
+    import hmac
+
+    return hmac.digest(key, text.encode(), hashlib.sha256).hex()
 
 
 class FileBoard(Board):

@@ -32,8 +32,8 @@ class Hosts:
 
     `members` has the global ranks of each host, `names` the hosts' names, `mine` is this rank's
     host; `pids` has every rank's PID on its own host. `address` is where other hosts reach this
-    rank, "" if there are none. `secret` is known to the ranks of this world, and without
-    UNISONO_JOB_SECRET to every reader of the store. `boots` identifies the machine that each rank
+    rank, "" if there are none. `secret` is known to the ranks of this world, and in a job
+    without a secret to every reader of the store. `boots` identifies the machine that each rank
     runs on: several hosts may be namespaces of one machine.
     """
 
@@ -115,12 +115,17 @@ def find_hosts(board: Board, rank: int, size: int, group: str = "world") -> Host
             problem = ""
         except RendezvousError as error:  # passed on to all ranks
             problem = str(error)
-        findings = gather(
-            board, "proofs", rank, size, {"problem": problem, "addresses": addresses}, group
-        )
+        seen = hashlib.sha256(hosts.secret).hexdigest()
+        says = {"problem": problem, "addresses": addresses, "seen": seen}
+        findings = gather(board, "proofs", rank, size, says, group)
     problems = [theirs["problem"] for theirs in findings if theirs["problem"]]
     if problems:
         raise RendezvousError(problems[0])
+    if other := [at for at, theirs in enumerate(findings) if theirs["seen"] != seen]:
+        raise RendezvousError(
+            f"{hosts.name_rank(rank)} and {hosts.name_rank(other[0])} read different texts in the "
+            "torch Store of the meeting: another process has replaced one"
+        )
     if hosts.count > 1:
         hosts.address = network.choose_address(
             [theirs["addresses"] for theirs in findings],
@@ -132,12 +137,12 @@ def find_hosts(board: Board, rank: int, size: int, group: str = "world") -> Host
 
 
 def _make_secret(claims: Sequence[Claim]) -> bytes:
-    """The secret of the ranks with these claims, which are unpredictable. UNISONO_JOB_SECRET is not
-    in the store; without it every reader of the store knows the secret, too."""
+    """The secret of the ranks with these claims, which are unpredictable. The job's secret is not
+    in the store; without one every reader of the store knows this, too."""
     import hmac
 
     text = json.dumps([claim._asdict() for claim in claims])
-    return hmac.digest(variables.JOB_SECRET.read() or b"", text.encode(), hashlib.sha256)
+    return hmac.digest(variables.job_secret(), text.encode(), hashlib.sha256)
 
 
 def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:

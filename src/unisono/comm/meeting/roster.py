@@ -21,13 +21,14 @@ from typing import Any
 from unisono import variables
 from unisono.comm.meeting.board import Board, Foreign
 from unisono.comm.meeting.deadline import Waiting
-from unisono.errors import RendezvousError
+from unisono.errors import RendezvousError, name_ranks
 
 Entry = dict[str, Any]
 """What a rank says, and its process: `number`, which no other has, `pid`, `machine`, `host`; `size`
 is how many ranks it expects."""
 
 _LEFT = "-"
+_DAMAGED = "the torch Store of the meeting, and another process has deleted or replaced that there"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -42,12 +43,24 @@ def gather(
     """What each rank says, in their order; each of them calls this, and it returns once all have.
     Rosters of one name are numbered, so that a board may have several.
 
-    Raises RendezvousError if some do not join by the deadline, or have another secret."""
+    Raises RendezvousError if some do not join by the deadline, or have another secret; or if
+    another process has deleted or replaced what one of them wrote."""
     part = board.part(f"unisono/{name}")
-    roster = Roster(part.part(str(part.add(f"count/{rank}"))), group, rank, size, says)
+    number = part.add(f"count/{rank}")
+    roster = Roster(part.part(str(number)), group, rank, size, says)
+
+    def find_missing() -> list[int]:
+        missing = roster.missing()
+        there = [] if board.deadline.left_s() else missing
+        if gone := [other for other in there if part.add(f"count/{other}", 0) >= number]:
+            raise RendezvousError(f"group {group}: {name_ranks(gone)} wrote to {_DAMAGED}")
+        return missing
+
     roster.publish()
     while not (table := roster.read()):
-        roster.wait()
+        roster.wait(find_missing)
+    if table[rank]["number"] != roster.mine["number"]:
+        raise RendezvousError(f"group {group}: {name_ranks([rank])} wrote to {_DAMAGED}")
     return table
 
 
@@ -106,14 +119,16 @@ class Roster:
     def wait(self, find_missing: Callable[[], list[int]] | None = None) -> None:
         """Call this until all are there. Raises RendezvousError at the deadline."""
         self.board.check()
-        self._waiting.look(find_missing or (lambda: self._missing(self._names())))
+        self._waiting.look(find_missing or self.missing)
         self._waiting.pause()
 
     def await_agreement(self) -> tuple[str, list[Entry]]:
         """The token of those that have agreed, and who they are."""
         agreed: dict[str, list[Entry]] = {}
         while True:
-            if self._read(str(self.rank)) != self._text:
+            if (found := self._read(str(self.rank))) != self._text:
+                if not found:
+                    raise RendezvousError(f"{self.group!r}: rank {self.rank} wrote to {_DAMAGED}")
                 raise RendezvousError(
                     f"another process is joining {self.group!r} as rank {self.rank} right now: "
                     "each rank must be one process, and two jobs at once need two names"
@@ -133,7 +148,7 @@ class Roster:
             problem = self.board.get(f"problem/{self.mine['number']}")
             if problem:
                 raise RendezvousError(problem)
-            self.wait(partial(self._missing, wanted))
+            self.wait(partial(self.missing, wanted))
 
     def leave(self) -> None:
         with contextlib.suppress(Foreign):  # there is a reason already
@@ -156,7 +171,8 @@ class Roster:
     def _names(self, *parts: str) -> list[str]:
         return ["/".join((*parts, str(rank))) for rank in range(self.size)]
 
-    def _missing(self, names: list[str]) -> list[int]:
+    def missing(self, names: list[str] | None = None) -> list[int]:
+        names = names or self._names()
         return [rank for rank, name in enumerate(names) if self._read(name) in ("", _LEFT)]
 
     def _texts(self) -> list[str]:

@@ -17,7 +17,7 @@ from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
 from unisono.comm.meeting.makings import SHRINKS
 from unisono.comm.meeting.membership import JoinRequest, Membership, meet_at
 from unisono.comm.meeting.unix_socket import RendezvousServer
-from unisono.comm.reductions import Reduction, known_reduction
+from unisono.comm.reductions import FORM_SHIFT, Reduction, known_reduction
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import dtype_name
@@ -40,6 +40,7 @@ class EngineTransport(Transport):
 
     membership: Membership
     tags = range(-(2**63), 2**63)
+    reproduces = True
     _refusals = 0
 
     def __init__(
@@ -93,6 +94,15 @@ class EngineTransport(Transport):
     def timeout_s(self, seconds: float) -> None:
         self.group.timeout_ns = engine_ns(seconds)
 
+    @property
+    def reproducible(self) -> bool:
+        """Whether reductions are reproducible, unless a call says otherwise."""
+        return self.group.is_reproducible
+
+    @reproducible.setter
+    def reproducible(self, wanted: bool) -> None:
+        self.group.is_reproducible = wanted
+
     # -- calls -------------------------------------------------------------------------------------
 
     def run(self, call: Call, async_op: bool) -> Work | None:
@@ -110,15 +120,18 @@ class EngineTransport(Transport):
         if call.is_coalesced and not call.outputs:  # peers that have tensors must raise
             return self.barrier(None, async_op)
         op, group = call.reduction, self.group
-        number, factor = (mark, 1.0) if op is None else (op.number, op.factor)
+        number, factor = (mark, 1.0)
+        if op is not None:
+            number, factor = op.number | call.form << FORM_SHIFT, op.factor
+        more = (0, call.contributions) if call.contributions else ()
 
         def run(output: Any, input: Any) -> Work | None:
-            given = call.operation, output, input, root, number, factor, schedule
+            given = call.operation, output, input, root, number, factor, schedule, *more
             status = group.submit(self.exceptions, *given) if async_op else group.run(*given)
             if not isinstance(status, int):
                 return status
             if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
-                if self.size == 1:
+                if self.size == 1 and not call.contributions:
                     _move_alone(output, input, factor)
                     return FinishedWork() if async_op else None
                 why = "the engine cannot read this memory"
@@ -338,19 +351,29 @@ def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
 def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
     """Output and input of each of the engine's calls for a call."""
     outputs, inputs = list(map(_given, call.outputs)), list(map(_given, call.inputs))
-    if call.operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
+    if call.primitive.is_in_place and not call.contributions:
         inputs = outputs
+    if call.contributions:
+        return _by_dtype(call, outputs, inputs)
     if not call.is_coalesced:
         return [(outputs[0] if outputs else None, inputs[0] if inputs else None)]
     if any(isinstance(side, list) for side in [*outputs, *inputs]):
         return list(zip(outputs, inputs, strict=True))
+    return _by_dtype(call, outputs, inputs)
+
+
+def _by_dtype(call: Call, outputs: list[Any], inputs: list[Any]) -> list[tuple[Any, Any]]:
     alike: dict[str, list[int]] = {}
     for place, tensor in enumerate(outputs):
         alike.setdefault(dtype_name(tensor), []).append(place)
     calls: list[tuple[Any, Any]] = []
     for places in alike.values():
         to = [outputs[place] for place in places]
-        calls.append((to, to if inputs is outputs else [inputs[place] for place in places]))
+        source = to
+        if inputs is not outputs:
+            times = range(0, len(inputs), len(outputs)) if outputs else ()
+            source = [inputs[start + place] for start in times for place in places]
+        calls.append((to, source))
     return calls
 
 

@@ -19,7 +19,7 @@ from unisono.comm.engine import (
     Status,
 )
 from unisono.comm.on_rows.mismatches import PairwiseSizes, algorithm_of, describe_collective
-from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
+from unisono.comm.reductions import REDUCTIONS, describe_reduction
 from unisono.processes import describe_exit
 
 if TYPE_CHECKING:
@@ -53,12 +53,7 @@ _RAGGED = _posted_hash(0x68656164)
 _ORDERS = {
     _posted_hash(_mixed(number)): order
     for number, order in enumerate(
-        (
-            "",
-            "in strict order",
-            "with halves rounded between hosts",
-            "in strict order with halves rounded between hosts",
-        ),
+        ("", "with halves rounded between hosts"),
         start=1,
     )
 }
@@ -148,12 +143,12 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     elif primitive.reduces and others in _ORDERS:
         more = _ORDERS[others]
     elif others and not primitive.is_pairwise:
-        more = f"{'factor' if reduction == len(REDUCTIONS) else 'sizes'} {with_hash}"
+        more = f"{'factor' if reduction & 15 == len(REDUCTIONS) else 'sizes'} {with_hash}"
     return describe_collective(
         text,
         dtype_name(dtype),
         None if primitive.is_pairwise else size_bytes // _item_bytes(dtype),
-        REDUCTION_NAMES[reduction] if primitive.reduces else None,
+        describe_reduction(reduction) if primitive.reduces else None,
         root if primitive.is_rooted else None,
         more,
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from unisono.cases.primitives import primitive_of
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
-from unisono.comm.reductions import REDUCTION_NAMES
+from unisono.comm.reductions import describe_reduction
 from unisono.comm.shared_memory.error_texts import dtype_name
 from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
@@ -192,7 +192,7 @@ def _parse_record(record: bytes, layout: RecordsLayout, clock: _Clock, sites: by
         tag=(call ^ 1 << 63) - (1 << 63) if message else None,
         peer=root if message and root >= 0 else None,
         root=root if primitive.is_rooted else None,
-        reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if primitive.reduces else None,
+        reduction=describe_reduction(signature >> 8 & 0xFF) if primitive.reduces else None,
         state=_STATES[state & 0xFFFF],
         status=_STATUS_NAMES[state >> 16 & 0xFF],
         arrived_s=clock.seconds(arrived),

@@ -18,6 +18,7 @@ import torch
 from unisono.errors import WeightUpdateError, name_number
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
+from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.shards import Held, MappedPlace, WeightReader, WeightShard
@@ -288,8 +289,9 @@ class WeightReceiver(_Endpoint):
     """An engine rank's side in `group`.
 
     `weights` is what the engine serves: a module, a mapping or pairs of names and tensors; a
-    DTensor or a `WeightShard` receives its part of the whole. Without it the engine takes all
-    weights of the trainer, and `commit` gets them.
+    DTensor or a `WeightShard` receives its part of the whole. With a `LoadPlan` the engine receives
+    what its loader reads, and the loader runs before the vote; what it writes is written after it.
+    Without `weights` the engine takes all weights of the trainer, and `commit` gets them.
 
     - `prepare`: called with the new tensors by name, before the vote; if it raises, no engine
       switches
@@ -328,6 +330,16 @@ class WeightReceiver(_Endpoint):
         version: int = 0,
         progress: Progress | None = None,
     ) -> None:
+        self._plan = None
+        if isinstance(weights, LoadPlan):
+            self._plan = plan = weights
+            if alias or reuse or prepare or commit:
+                raise ValueError(
+                    "a LoadPlan says itself how weights are loaded: leave out prepare, commit, "
+                    "reuse and alias"
+                )
+            weights, reuse = plan.weights, True
+            prepare, commit = plan.prepare, lambda received: plan.commit()
         super().__init__(group, weights, version, progress)
         if weights is None and commit is None:
             raise ValueError("an engine without weights needs a commit function to receive them")
@@ -364,6 +376,8 @@ class WeightReceiver(_Endpoint):
         finally:
             if self._alias:
                 self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
+            if self._plan is not None:
+                self._plan.steps = []  # after a failure: they hold the memory to be reused
 
     def close(self) -> None:
         super().close()

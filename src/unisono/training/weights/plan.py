@@ -18,7 +18,7 @@ from unisono.collectives.encoding import torch_dtype
 from unisono.comm.tensors import dtype_name
 from unisono.errors import WeightMismatch, name_number
 from unisono.training.weights import gpu_memory
-from unisono.training.weights.shards import Box, HeldTensor, Lengths, MappedPlace
+from unisono.training.weights.shards import Box, HeldTensor, Lengths, MappedPlace, name_of
 
 _MOST_ROWS = 40  # of a table of differences
 
@@ -46,8 +46,8 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class DescribedTensor:
-    """A tensor in a description: `first` is the name that it shares its memory with, or its own;
-    `place` its position in memory that all ranks have mapped."""
+    """A tensor, or a part of one, in a description: `first` is the name that it shares its memory
+    with, or its own; `place` its position in memory that all ranks have mapped."""
 
     dtype: str
     whole: Lengths
@@ -63,6 +63,7 @@ class Description:
 
     role: Literal["sender", "receiver"]
     weights: dict[str, DescribedTensor]
+    """By key: see `Held`."""
     options: UpdateOptions | None = None
     partial: bool = False
     alias: bool = False
@@ -85,12 +86,19 @@ class Description:
         entries = {
             name: DescribedTensor(
                 *(dtype_name(held.tensor), held.whole, held.box),
-                *(ties[name], place_of(held.tensor)),
+                *(name_of(ties[name]), place_of(held.tensor)),
             )
             for name, held in weights.items()
         }
         gpu = gpu_memory.gpu_of(held.tensor for held in weights.values())
         return cls(role, entries, gpu=gpu, **more)
+
+    def parts(self) -> dict[str, list[DescribedTensor]]:
+        """All parts of each name."""
+        found: dict[str, list[DescribedTensor]] = {}
+        for key, entry in self.weights.items():
+            found.setdefault(name_of(key), []).append(entry)
+        return found
 
     def text(self) -> str:
         """As JSON, to send it."""
@@ -250,36 +258,44 @@ def make_plan(everyone: Sequence[Description], packs: bool = True) -> WeightPlan
     )
 
 
-def _wanted_boxes(engine: Description, trainer: Mapping[str, TrainerTensor]) -> dict[str, Box]:
+_Wanted = dict[str, list[Box]]
+
+
+def _wanted_boxes(engine: Description, trainer: Mapping[str, TrainerTensor]) -> _Wanted:
     """The boxes that an engine receives: names that are tied on both sides come once."""
     if engine.takes_all:
         return {
-            name: Box((0,) * len(ours.whole), ours.whole)
+            name: [Box((0,) * len(ours.whole), ours.whole)]
             for name, ours in trainer.items()
             if ours.first == name
         }
-    return {name: entry.box for name, entry in engine.weights.items() if entry.first == name}
+    return {
+        name: [entry.box for entry in parts if entry.first == name]
+        for name, parts in engine.parts().items()
+    }
 
 
 def _plan_aliases(
     rank: int,
     everyone: Sequence[Description],
     trainer: Mapping[str, TrainerTensor],
-    wanted: Mapping[str, Box],
+    wanted: _Wanted,
     differences: list[Difference],
 ) -> dict[str, Unit]:
     """What an engine serves in the trainer's memory, and what it cannot."""
     found: dict[str, Unit] = {}
     engine = everyone[rank]
-    for name, box in wanted.items():
-        if name not in trainer or not box.count:
+    for name, boxes in wanted.items():
+        if name not in trainer or not any(box.count for box in boxes):
             continue
+        box = boxes[0]
         ours = trainer[name]
         holders = [
             holder
             for piece, ranks in ours.boxes.items()
             if piece.intersection(box) == box
             for holder in ranks
+            if name in everyone[holder].weights and len(boxes) == 1
         ]
         for holder in holders:
             entry, gpu = everyone[holder].weights[name], everyone[holder].gpu
@@ -291,7 +307,7 @@ def _plan_aliases(
                 break
         why = ""
         if not holders:
-            why = "it is spread over several ranks"
+            why = "it is spread over several ranks, or has several parts"
         elif name not in found and any(everyone[holder].gpu for holder in holders):
             theirs = f"on GPU {engine.gpu}" if engine.gpu else "not on one GPU"
             why = f"it is on GPU {everyone[holders[0]].gpu}, and the engine's weights are {theirs}"
@@ -307,7 +323,7 @@ def _plan_aliases(
 def _plan_transfers(
     senders: Mapping[int, Description],
     trainer: Mapping[str, TrainerTensor],
-    wanted: Mapping[int, Mapping[str, Box]],
+    wanted: Mapping[int, _Wanted],
     bucket_bytes: int,
     packed: frozenset[str],
 ) -> list[WeightTransfer]:
@@ -317,12 +333,11 @@ def _plan_transfers(
         dtype = ours.travels_as
         for piece, holders in ours.boxes.items():
             sender = min(holders, key=lambda rank: (load[rank], rank))
-            held = senders[sender].weights[name].box
             for box, takers in _shared_parts(piece, name, wanted).items():
                 load[sender] += box.count * dtype.itemsize
                 units = found.setdefault((sender, *takers), [])
                 for part in box.split(max(1, bucket_bytes // dtype.itemsize)):
-                    units.append(Unit(name, dtype, part, sender, held))
+                    units.append(Unit(name, dtype, part, sender, piece))
     return [WeightTransfer(key, _cut(found[key], bucket_bytes, packed)) for key in sorted(found)]
 
 
@@ -353,15 +368,14 @@ def _cut(units: Sequence[Unit], bucket_bytes: int, packed: frozenset[str]) -> li
     return [*buckets, small] if small else buckets
 
 
-def _shared_parts(
-    piece: Box, name: str, wanted: Mapping[int, Mapping[str, Box]]
-) -> dict[Box, list[int]]:
+def _shared_parts(piece: Box, name: str, wanted: Mapping[int, _Wanted]) -> dict[Box, list[int]]:
     """Which parts of a piece are needed, and by whom; equal parts once."""
     parts: dict[Box, list[int]] = {}
     for rank, boxes in wanted.items():
-        part = piece.intersection(boxes[name]) if name in boxes else None
-        if part is not None:
-            parts.setdefault(part, []).append(rank)
+        for box in boxes.get(name, ()):
+            part = piece.intersection(box)
+            if part is not None:
+                parts.setdefault(part, []).append(rank)
     return parts
 
 
@@ -374,7 +388,8 @@ def trainer_tensors(
     """What all senders hold, merged."""
     found: dict[str, TrainerTensor] = {}
     for rank, sender in senders.items():
-        for name, entry in sender.weights.items():
+        for key, entry in sender.weights.items():
+            name = name_of(key)
             ours = found.setdefault(name, TrainerTensor(entry.dtype, entry.whole, {}, entry.first))
             if (entry.dtype, entry.whole) != (ours.dtype, ours.whole):
                 theirs = tensor_text(entry.dtype, entry.whole)
@@ -400,13 +415,16 @@ def compare(
     differences: list[Difference],
 ) -> None:
     """Find the dtype in which each tensor is sent, and what does not fit."""
+    theirs = {rank: engine.parts() for rank, engine in engines.items()}
     for name, ours in trainer.items():
         dtypes = {}
         for rank, engine in engines.items():
-            entry = engine.weights.get(name)
-            if entry is not None:
-                dtypes[rank] = entry.dtype
-                wrong = _misfit(ours, entry, trainer, convert)
+            if name in theirs[rank]:
+                for entry in theirs[rank][name]:
+                    dtypes[rank] = entry.dtype
+                    wrong = _misfit(ours, entry, trainer, convert)
+                    if wrong:
+                        break
             else:
                 wrong = "" if engine.takes_all or engine.partial else "-"
             if wrong:
@@ -415,8 +433,8 @@ def compare(
             texts = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in dtypes.items())
             differences.append((name, ours.dtype, f"engines differ: {texts}"))
         ours.travels_as = torch_dtype(next(iter(dtypes.values()), ours.dtype))
-    for rank, engine in engines.items():
-        for name, entry in engine.weights.items():
+    for rank, parts in theirs.items():
+        for name, (entry, *_) in parts.items():
             if name not in trainer:
                 text = f"rank {rank}: {tensor_text(entry.dtype, entry.whole)}"
                 differences.append((name, "-", text))

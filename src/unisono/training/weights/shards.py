@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ Lengths = tuple[int, ...]
 
 @dataclass(frozen=True)
 class WeightShard:
-    """A part of a tensor: `tensor` is at `offset` in a whole of `shape`.
+    """A part of a tensor: `tensor` is at `offset` in a whole of `shape`. A rank that holds several
+    parts of a tensor has a list of them under its name.
 
     >>> whole = torch.zeros(4) if comm.rank == 1 else None  # an engine
     >>> half = unisono.training.WeightShard(torch.ones(2), shape=(4,), offset=(2,))
@@ -48,6 +50,12 @@ class Box:
         ends = map(min, self._ends(), other._ends())
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
         return None if any(length <= 0 for length in shape) else Box(begins, shape)
+
+    def union(self, other: Box) -> Box:
+        """The smallest box with the elements of both."""
+        begins = tuple(map(min, self.offset, other.offset))
+        ends = map(max, self._ends(), other._ends())
+        return Box(begins, tuple(end - begin for begin, end in zip(begins, ends, strict=True)))
 
     def split(self, most: int) -> Iterable[Box]:
         """The same elements in boxes of at most `most` elements, cut along the first dimensions."""
@@ -84,13 +92,27 @@ class HeldTensor:
 
 
 class Held(Mapping[str, HeldTensor]):
-    """What a process holds under each name. Most updates need only the `tensors`; the entries with
-    their `boxes` are created when they are asked for."""
+    """What a process holds under each key: the name, or for a name of several parts `part_key`.
+    Most updates need only the `tensors`; the entries with their `boxes` are created when they are
+    asked for."""
 
     def __init__(
         self, tensors: dict[str, torch.Tensor], boxes: Mapping[str, tuple[Lengths, Box]]
     ) -> None:
         self.tensors, self.boxes = tensors, boxes
+
+    def key(self, name: str, box: Box) -> str:
+        """The key of what holds this box of a tensor."""
+        if name in self.boxes:
+            return name
+        keys = itertools.takewhile(
+            self.boxes.__contains__, (part_key(name, i) for i in itertools.count())
+        )
+        return next(key for key in keys if self.boxes[key][1].intersection(box) == box)
+
+    def part(self, name: str, box: Box) -> torch.Tensor:
+        """The elements of a box: a view of the tensor that holds them."""
+        return self[self.key(name, box)].part(box)
 
     def __getitem__(self, name: str) -> HeldTensor:
         return HeldTensor(self.tensors[name], *self.boxes[name])
@@ -150,23 +172,55 @@ class MappedPlace:
         return cls(number, address - start, tuple(tensor.stride()))
 
 
+_PART = "\0part "
+
+
+def part_key(name: str, index: int) -> str:
+    """The key of one of several parts of a tensor."""
+    return f"{name}{_PART}{index}"
+
+
+def name_of(key: str) -> str:
+    """The name of the tensor of which something is a part."""
+    return key.partition(_PART)[0]
+
+
 def held_tensors(weights: Any) -> Held:
     """What is in a module, a mapping or pairs of names and tensors.
 
-    A value is a tensor, a DTensor or a `WeightShard`. Raises TypeError or ValueError, with the
-    name, for any other value.
+    A value is a tensor, a DTensor, a `WeightShard` or a list of those. Raises TypeError or
+    ValueError, with the name, for any other value.
     """
     tensors: dict[str, torch.Tensor] = {}
     boxes: dict[str, tuple[Lengths, Box]] = {}
-    for name, value in _pairs_of(weights):
-        if name in tensors:
+    names = set()
+    for name, given in pairs_of(weights):
+        if name in names:
             raise ValueError(f"there are two weights named {name!r}")
-        held = _held_tensor(name, value)
-        tensors[name], boxes[name] = held.tensor, (held.whole, held.box)
+        names.add(name)
+        values = {name: given}
+        if isinstance(given, (list, tuple)):
+            values = {part_key(name, index): part for index, part in enumerate(given)}
+            if not values:
+                raise ValueError(f"the weight {name!r} has no parts")
+        for key, value in values.items():
+            held = held_tensor(name, value)
+            tensors[key], boxes[key] = held.tensor, (held.whole, held.box)
+        _check_apart(name, [boxes[key] for key in values])
     return Held(tensors, boxes)
 
 
-def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
+def _check_apart(name: str, parts: Sequence[tuple[Lengths, Box]]) -> None:
+    """Raise ValueError for parts that are not parts of one tensor, or overlap."""
+    for (whole, one), (other_whole, other) in itertools.combinations(parts, 2):
+        if whole != other_whole or one.intersection(other) is not None:
+            raise ValueError(
+                f"the weight {name!r}: the parts {one.shape} at {one.offset} of {whole} and "
+                f"{other.shape} at {other.offset} of {other_whole} overlap, or differ in the whole"
+            )
+
+
+def pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(weights, torch.nn.Module):
         weights = weights.state_dict(keep_vars=True)
     return weights.items() if isinstance(weights, Mapping) else weights
@@ -185,7 +239,7 @@ class WeightReader:
     def read(self, weights: Any, parts: Sequence[Any] = ()) -> tuple[Held, bool]:
         """Like `held_tensors`; also whether it is unchanged since the last time. `parts` are the
         parts of shared memory in which weights may be."""
-        pairs = list(_pairs_of(weights))
+        pairs = list(pairs_of(weights))
         marks = _marks_of(pairs, parts)
         if marks is not None and marks == self._marks:
             return Held(dict(pairs), self._boxes), True
@@ -231,7 +285,7 @@ def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
     return first
 
 
-def _held_tensor(name: str, value: Any) -> HeldTensor:
+def held_tensor(name: str, value: Any) -> HeldTensor:
     if isinstance(value, WeightShard):
         tensor, whole, offset = value.tensor, tuple(value.shape), tuple(value.offset)
     elif _is_dtensor(value):

@@ -15,7 +15,7 @@ from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
 from unisono.training.weights.plan import Unit, WeightPlan
-from unisono.training.weights.shards import Held, HeldTensor, held_tensors
+from unisono.training.weights.shards import Held, HeldTensor, held_tensors, name_of
 from unisono.training.weights.transfers import writing_to
 
 Step = Callable[[], object]
@@ -60,7 +60,9 @@ class WeightStaging:
         spare, self.tensors = self.tensors, {}
         self.is_reused = mine is not None
         firsts = _firsts_of(plan, ties)
-        self._firsts = {name: first for name, first in firsts.items() if first not in packed}
+        self._firsts = {
+            name: first for name, first in firsts.items() if name_of(first) not in packed
+        }
         for name in set(self._firsts.values()):
             if mine is None:
                 self.tensors[name] = _empty(plan, name, device)

@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
     def parts_of(self, held: Held) -> list[torch.Tensor]:
         """Its tensors, or parts of tensors, in `held`."""
-        return [held[unit.name].part(unit.box) for unit in self.bucket]
+        return [held.part(unit.name, unit.box) for unit in self.bucket]
 
 
 class _Update(NamedTuple):
@@ -73,18 +73,20 @@ class _Row:
             memory[: unit.bytes].view(unit.dtype).view(unit.box.shape)
             for unit, memory in zip(bucket, self.memory.split_with_sizes(sizes), strict=True)
         ]
-        self._names = [unit.name for unit in bucket]
+        self._keys = [held.key(unit.name, unit.box) for unit in bucket]
         self._parts = {
-            i: unit.box for i, unit in enumerate(bucket) if unit.box != held.boxes[unit.name][1]
+            i: unit.box
+            for i, (key, unit) in enumerate(zip(self._keys, bucket, strict=True))
+            if unit.box != held.boxes[key][1]
         }
-        dtypes = [held.tensors[name].dtype for name in self._names if name in held.tensors]
+        dtypes = [held.tensors[key].dtype for key in self._keys if key in held.tensors]
         self._is_converted = dtypes != [unit.dtype for unit in bucket]
 
     def _tensors(self, held: Held) -> list[torch.Tensor]:
         """Where the same elements are in `held`."""
-        found = list(map(held.tensors.__getitem__, self._names))
+        found = list(map(held.tensors.__getitem__, self._keys))
         for index, box in self._parts.items():
-            found[index] = held[self._names[index]].part(box)
+            found[index] = held[self._keys[index]].part(box)
         return found
 
     def pack(self, held: Held) -> None:
@@ -256,7 +258,9 @@ class Transfers:
         memory, which it receives in one piece. It must not fail after the vote, so it is tried."""
         if self._are_whole is None:  # boxes belong to the plan
             units = [unit for step in self._steps if step.is_packed for unit in step.bucket]
-            self._are_whole = all(unit.box == mine.boxes[unit.name][1] for unit in units)
+            self._are_whole = all(
+                unit.box == mine.boxes[mine.key(unit.name, unit.box)][1] for unit in units
+            )
         if not self._are_whole or device.type != "cpu":
             return False
         packed = [step for step in self._steps if step.is_packed]

@@ -1,0 +1,112 @@
+"""Runs the reader's functions, on ranks where they need some, and says what is wrong with them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import runpy
+import traceback
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unisono.errors import RanksFailed, RanksTimedOut
+from unisono.launcher.functions import launch
+from unisono.learn.chapters import Chapter
+from unisono.learn.checks import CHECKS, Check
+from unisono.learn.checks.requirements import Missing, Wrong
+from unisono.world.world import init
+
+NOT_YET = "not written yet"
+_LAUNCH_S, _CALL_S = 120.0, 10.0
+
+
+class Verdict(NamedTuple):
+    """What a check says of a function: "" if it is right; a hint only if its result is wrong."""
+
+    function: str
+    problem: str
+    hint: str = ""
+
+
+def verdicts(chapter: Chapter, file: Path) -> Iterator[Verdict]:
+    """Run the checks of a chapter on the reader's file."""
+    for check in CHECKS[chapter.number - 1]:
+        yield _verdict(chapter, check, file)
+
+
+def _verdict(chapter: Chapter, check: Check, file: Path) -> Verdict:
+    slower = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    try:
+        exercise = _Functions(file, chapter.exercise)
+        if not check.sizes:
+            check.run(exercise)
+        for ranks in check.sizes:
+            args = (check, file, chapter.exercise, slower * _CALL_S)
+            launch(_check_on_rank, ranks, args=args, threads=1, timeout=slower * _LAUNCH_S)
+    except RanksTimedOut as error:
+        return Verdict(check.function, str(error).partition("\n")[0])
+    except RanksFailed as error:
+        ending = error.endings[error.first]
+        if not ending.traceback:
+            return Verdict(check.function, str(error).partition("\n")[0])
+        where = f"rank {error.first} of {len(error.endings)}: "
+        return _explain(check, where, ending.traceback, file)
+    except (Exception, SystemExit):
+        return _explain(check, "", traceback.format_exc(), file)
+    return Verdict(check.function, "")
+
+
+def _check_on_rank(check: Check, file: Path, handed_out: str, call_s: float) -> None:
+    comm = init(timeout_s=call_s)
+    check.run(_Functions(file, handed_out), comm)
+
+
+def _explain(check: Check, where: str, story: str, file: Path) -> Verdict:
+    """From a traceback to a sentence: which rank, what, and the last line of the reader's."""
+    _, _, last = story.rpartition('\n  File "')
+    (raised,) = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S)
+    kind, _, said = raised.rstrip().partition(": ")
+    name = kind.rpartition(".")[2]
+    if name == "NotImplementedError":
+        return Verdict(check.function, NOT_YET)
+    is_ours = name in (Wrong.__name__, Missing.__name__)
+    lines = re.findall(rf'{re.escape(file.name)}", line (\d+)', story)
+    line = f" ({file.name}, line {lines[-1]})" if lines and not is_ours else ""
+    problem = f"{where}{said}" if is_ours else f"{where}{name}: {said}".rstrip(": ")
+    first, _, rest = problem.partition("\n")
+    problem = first + line + (f"\n{rest}" if rest else "")
+    return Verdict(check.function, problem, check.hint if name == Wrong.__name__ else "")
+
+
+class _Functions:
+    """The functions that the reader's file defines. What they return must be of the type that the
+    exercise names."""
+
+    def __init__(self, file: Path, handed_out: str) -> None:
+        promised: dict[str, Any] = {}
+        exec(compile(handed_out, "exercise", "exec", dont_inherit=True), promised)
+        self._promised, self._file = promised, file
+        self._written = runpy.run_path(str(file))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        written = self._written.get(name)
+        if not callable(written):
+            raise Missing(f"{self._file.name} does not define the function {name}")
+        wanted = self._promised[name].__annotations__["return"]
+
+        @functools.wraps(written)
+        def call(*args: Any, **more: Any) -> Any:
+            result = written(*args, **more)
+            kind = typing.get_origin(wanted) or wanted
+            if kind is not None and result is None:
+                raise Missing(f"{name} returned None: is a `return` missing?")
+            kinds = (float, int) if kind is float else kind
+            if kind is not None and not isinstance(result, kinds):
+                is_not = f"{type(result).__name__}, not a {kind.__name__}"
+                raise Missing(f"{name} returned a {is_not}: {result!r}")
+            return result
+
+        return call
