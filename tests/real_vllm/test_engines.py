@@ -137,7 +137,8 @@ def test_trainers_send_shards(servers: list[Server], layout: str) -> None:
     model = make_model(SEED)
     whole = sum(each.nbytes for each in model.parameters())
     sent = int(ended.stdout.split("sent ")[1].split()[0])
-    assert sent == pytest.approx(len(servers) * whole, rel=0.02)
+    # what two engines take of the same trainer in the same part is sent once
+    assert whole <= sent <= 1.02 * len(servers) * whole
     check(servers, model)
 
 

@@ -67,8 +67,8 @@ def _check_on_rank(check: FunctionCheck, file: Path, handed_out: str, call_s: fl
 def _explain(check: FunctionCheck, where: str, story: str, file: Path) -> Verdict:
     """From a traceback to a sentence: which rank, what, and the last line of the reader's."""
     _, _, last = story.rpartition('\n  File "')
-    (raised,) = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S)
-    kind, _, said = raised.rstrip().partition(": ")
+    raised = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S) or story.splitlines()[-1:]
+    kind, _, said = raised[0].rstrip().partition(": ")
     name = kind.rpartition(".")[2]
     if name == "NotImplementedError":
         return Verdict(check.function, NOT_YET)

@@ -3,8 +3,7 @@
 endpoints.py     WeightSender, WeightReceiver and weight_update: the public interface
 by_parameter.py  parameter by parameter, as vLLM and OpenRLHF do; meeting.py: how they meet
 stateless.py     a communicator in the shape of vLLM's PyNcclCommunicator
-vllm_engine.py   vLLM's weight transfer engines; vllm_plugin.py: how vLLM finds them;
-                 vllm_adapters.py: its adapters
+vllm_engine.py   vLLM's weight transfer engines; vllm_plugin.py: how vLLM finds them
 verl_engine.py   verl's checkpoint engine
 protocol.py      the rounds of an update, for both, and the ranks' decision
 shards.py        what a process holds under each name

@@ -357,15 +357,6 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return part.as_strided(tensor.shape, strides, part.storage_offset() + begin)
 
 
-def without_writing() -> TorchDispatchMode:
-    """For code whose writes to tensors that exist already do not happen."""
-
-    def nothing(name: str, box: Box) -> torch.Tensor:
-        raise KeyError(name)
-
-    return _StandIns(nothing, lambda step: None)
-
-
 def _rows_of(view: torch.Tensor, known: _StandIn) -> Box:
     """The rows that contain a view of a contiguous tensor, perhaps as another dtype."""
     row = math.prod(known.shape[1:]) * known.dtype.itemsize

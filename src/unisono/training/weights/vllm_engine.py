@@ -18,9 +18,9 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
@@ -70,13 +70,11 @@ class UnisonoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class UnisonoUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A worker's update: the tensors to receive, as the trainer has them; or an `adapter`, its
-    number and its configuration."""
+    """A worker's update: the tensors to receive, as the trainer has them."""
 
-    names: list[str] = field(default_factory=list)
-    dtype_names: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
-    adapter: tuple[int, dict[str, Any]] | None = None
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
 
 
 class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
@@ -87,8 +85,6 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     _group: WeightUpdateGroup | None = None
     _receiver: WeightReceiver | None = None
-    _adapters: WeightReceiver | None = None
-    """Adapters have versions of their own."""
     _plan: LoadPlan | None = None
     """What vLLM's loader reads for `_planned_for`, a model and the tensors of an update."""
     _planned_for: tuple[object, UnisonoUpdateInfo] | None = None
@@ -107,9 +103,6 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         _tell_session(self._group, self._in_session)
         parts = _Parts(self._make_plan)
         self._receiver = WeightReceiver(self._group.comm, parts, commit=self._load, reuse=True)
-        self._adapters = WeightReceiver(
-            self._group.comm, prepare=self._build_adapter, commit=self._replace_adapter
-        )
 
     def start_weight_update(self) -> None:
         """There is nothing to do before the tensors arrive."""
@@ -122,12 +115,11 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: UnisonoUpdateInfo) -> None:
         """Take the new version together with all workers of all engines, or keep the old one."""
-        receiver = self._receiver if update_info.adapter is None else self._adapters
-        if receiver is None:
+        if self._receiver is None:
             raise WeightUpdateError("call init_weight_transfer_engine first")
         self._update_info = update_info
         try:
-            receiver.update()
+            self._receiver.update()
         except WeightUpdateError as error:
             _logger.error("%s", error)
         if self.device.type == "cuda":
@@ -139,12 +131,10 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group."""
-        receivers = self._receiver, self._adapters
-        self._receiver = self._adapters = None
+        receiver, self._receiver = self._receiver, None
         group, self._group = self._group, None
-        for receiver in receivers:
-            if receiver is not None:
-                receiver.close()
+        if receiver is not None:
+            receiver.close()
         if group is not None:
             group.close()
 
@@ -192,19 +182,6 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self._plan.replay(parts)
             finalize_layerwise_reload(self.model, self.model_config)
         except BaseException:  # the others serve the new version, and this one has parts of two
-            self._end_service()
-
-    def _build_adapter(self, tensors: NewTensors) -> None:
-        from unisono.training.weights.vllm_adapters import AdapterSlots
-
-        assert self._update_info.adapter is not None
-        self._slots = AdapterSlots(self.model)
-        self._slots.build(*self._update_info.adapter, tensors)
-
-    def _replace_adapter(self, tensors: NewTensors) -> None:
-        try:
-            self._slots.replace()
-        except BaseException:
             self._end_service()
 
     @staticmethod
@@ -290,7 +267,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             engine._meet(init_info)
         elif init_info.rank < init_info.senders:
             engine._group, _ = _meet_workers(_place_of(init_info), init_info.rank)
-            engine._make_senders(init_info)
+            engine._make_sender(init_info)
         return engine
 
     def _meet(self, info: UnisonoTrainerInitInfo) -> None:
@@ -317,17 +294,15 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         self._group, are_open = meeting.result()
         for future in told:
             future.result()
-        self._make_senders(info)
+        self._make_sender(info)
         for each, offset in zip(self._clients, offsets, strict=True):
             if are_open[offset]:  # an earlier trainer died in the middle
                 each.finish_weight_update()
 
-    def _make_senders(self, info: UnisonoTrainerInitInfo) -> None:
+    def _make_sender(self, info: UnisonoTrainerInitInfo) -> None:
         assert self._group is not None
         self._senders = info.senders
         self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
-        self._adapter: dict[str, torch.Tensor] = {}
-        self._adapter_sender = WeightSender(self._group.comm, self._adapter)
 
     def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
         """Send what the source has now, as `version`, by default the next one. Every trainer rank
@@ -347,58 +322,27 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         try:
             if not self.is_sender:
                 return self._sender.update(version)
-            update = self._drive(self._sender, version, self._about_weights())
+            update = self._drive(version)
         finally:
             self._weights.clear()
-        self._finish(str(update.version))
-        return update
-
-    def send_adapter(
-        self,
-        number: int,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, torch.Tensor],
-        version: int | None = None,
-    ) -> WeightUpdateResult:
-        """Send an adapter, which replaces the one with this `number` (vLLM's lora_int_id) in every
-        engine, or in none: peft's `config` and `tensors`, as its files have them. The weights that
-        it belongs to stay, and it has a version of its own. Of several senders, all call it, and
-        the others have no `tensors`. Raises what `send_weights` raises."""
-        if self._group is None:
-            raise WeightUpdateError("the trainer has left its engines: call trainer_init first")
-        self._adapter.update(tensors)
-        try:
-            if not self.is_sender:
-                return self._adapter_sender.update(version)
-            about = UnisonoUpdateInfo(adapter=(number, dict(config)))
-            update = self._drive(self._adapter_sender, version, about)
-        finally:
-            self._adapter.clear()
-        self._finish()
-        return update
-
-    def _finish(self, *version: str) -> None:
-        wait(calls := self._begin("finish_weight_update", *version))
+        wait(calls := self._begin("finish_weight_update", str(update.version)))
         for call in calls:
             call.result()
+        return update
 
-    def _about_weights(self) -> UnisonoUpdateInfo:
+    def _drive(self, version: int | None) -> WeightUpdateResult:
         kinds = self._weights if self._senders == 1 else {m.name: m for m in self.source.metadata()}
-        return UnisonoUpdateInfo(
+        info = UnisonoUpdateInfo(
             names=list(kinds),
             dtype_names=[str(each.dtype).removeprefix("torch.") for each in kinds.values()],
             shapes=[list(each.shape) for each in kinds.values()],
         )
-
-    def _drive(
-        self, sender: WeightSender, version: int | None, info: UnisonoUpdateInfo
-    ) -> WeightUpdateResult:
         sending: Future[Any] | None = None
         wait(calls := self._begin("start_weight_update"))
         try:
             for call in calls:
                 call.result()
-            sending = self._threads.submit(sender.update, version)
+            sending = self._threads.submit(self._sender.update, version)
             calls = self._begin("update_weights", asdict(info))
             wait([sending, *calls], return_when=FIRST_EXCEPTION)
             failed = [call.exception() for call in calls if call.done() and call.exception()]
@@ -423,7 +367,6 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         group, self._group = self._group, None
         if group is not None:
             self._sender.close()
-            self._adapter_sender.close()
             group.close()
         self._threads.shutdown(wait=False)
 
