@@ -12,8 +12,9 @@ take turns, in an order that is shuffled each time.
 "us" is what an all_reduce adds to a piece: the median step, minus the same step without
 communication, / 64. If a rank is late, this includes the wait for it. "CPU" is the processor time
 of all ranks for it, per rank: what waiting costs others on the same cores. gloo and unisono are
-called through torch.distributed, comm is unisono's own call, vllm vLLM's operator for CPUs, if it
-is installed.
+called through torch.distributed, comm is unisono's own call, operator is torch.ops.unisono, vllm
+vLLM's operator for CPUs, if it is installed. "compiled" is a step that torch.compile has made one
+program of, with the operator in it, less the same without.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import random
 import statistics
@@ -34,10 +36,11 @@ import deepspeed
 from two_backends import TwoBackends
 
 import unisono
+import unisono.operators
 
 PIECES, WIDTH = 64, 512
 SIZES = (8 << 10, 16 << 10, 64 << 10)
-NOTHING = "nothing"
+NOTHING, NOTHING_COMPILED = "nothing", "nothing compiled"
 
 Reduce = Callable[[Any], object]
 
@@ -66,6 +69,7 @@ def ways_of(world: TwoBackends, folder: str, deepspeed_in: str) -> dict[str, Red
     for name, group in world.groups.items():
         ways[name] = lambda tensor, group=group: dist.all_reduce(tensor, group=group)
     ways["comm"] = world.comm.all_reduce
+    ways["operator"] = lambda tensor: torch.ops.unisono.all_reduce_(tensor, world.comm.name)
     if deepspeed_in:
         deepspeed.load(deepspeed_in, world.comm, Path(folder).name)
         ways["deepspeed"] = torch.ops.deepspeed.inference_all_reduce_
@@ -93,10 +97,34 @@ def make_step(reduce: Reduce, size_bytes: int, late_s: float, world: TwoBackends
     return step
 
 
+def make_compiled_step(size_bytes: int, world: TwoBackends, reduces: bool) -> Reduce:
+    """The same as one compiled program."""
+    import torch
+
+    x, weight, group = (
+        torch.ones(size_bytes // 4 // WIDTH, WIDTH),
+        torch.eye(WIDTH),
+        world.comm.name,
+    )
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for _ in range(PIECES):
+            x = x @ weight
+            if reduces:
+                torch.ops.unisono.all_reduce_(x, group, "avg")
+        return x
+
+    compiled = torch.compile(program, fullgraph=True)
+    return lambda _: compiled(x, weight)
+
+
 def measure(
     folder: str, sizes: Sequence[int], late_us: Sequence[int], turns: int, deepspeed_in: str
 ) -> list[dict[str, Any]]:
     """On each rank: everything in turn. Rank 0 returns the result for all."""
+    import torch
+
+    torch.set_grad_enabled(False)
     world = TwoBackends(folder)
     ways = ways_of(world, folder, deepspeed_in)
     order, rows = random.Random(5), []  # the same on all ranks
@@ -105,6 +133,9 @@ def measure(
             steps = {
                 name: make_step(way, size_bytes, late / 1e6, world) for name, way in ways.items()
             }
+            if not late:  # nothing in a compiled program can be late
+                for name, reduces in ((NOTHING_COMPILED, False), ("compiled", True)):
+                    steps[name] = make_compiled_step(size_bytes, world, reduces)
             taken: dict[str, list[float]] = {name: [] for name in steps}
             cpu: dict[str, list[float]] = {name: [] for name in steps}
             for turn in range(-1, turns):  # the first one does not count
@@ -123,21 +154,31 @@ def measure(
                 {
                     "bytes": size_bytes,
                     "late_us": late,
-                    "us": {n: 1e6 * (t - medians[NOTHING]) / PIECES for n, t in medians.items()},
-                    "cpu_us": {n: 1e6 * (t - used_s[NOTHING]) / PIECES for n, t in used_s.items()},
+                    "us": added(medians),
+                    "cpu_us": added(used_s),
                     "piece_us": 1e6 * medians[NOTHING] / PIECES,
                 }
             )
     return rows
 
 
+def added(medians_s: dict[str, float]) -> dict[str, float]:
+    """What each variant adds to a piece, in microseconds."""
+    return {
+        name: 1e6 * (s - medians_s[NOTHING_COMPILED if name == "compiled" else NOTHING]) / PIECES
+        for name, s in medians_s.items()
+        if name not in (NOTHING, NOTHING_COMPILED)
+    }
+
+
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """A table of all variants."""
-    names = [name for name in rows[0]["us"] if name != NOTHING]
+    names = list(rows[0]["us"])
     heads = " ".join(f"{name + ' us':>12} {'CPU':>6}" for name in names)
     print(f"{'bytes':>7} {'late us':>8} {'piece us':>9} {heads}")
     for row in rows:
-        cells = " ".join(f"{row['us'][n]:12.1f} {row['cpu_us'][n]:6.1f}" for n in names)
+        pairs = [(row["us"].get(n, math.nan), row["cpu_us"].get(n, math.nan)) for n in names]
+        cells = " ".join(f"{us:12.1f} {cpu_us:6.1f}" for us, cpu_us in pairs)
         print(f"{row['bytes']:7} {row['late_us']:8} {row['piece_us']:9.1f} {cells}")
 
 

@@ -22,6 +22,7 @@ import torch
 
 import unisono
 import unisono.plan
+import unisono.plan.layouts
 import unisono.training
 
 METHODS = (property, staticmethod, classmethod, FunctionType)
@@ -38,10 +39,11 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield from with_methods(f"{name}.{inner}", getattr(value, inner))
         else:
             yield from with_methods(name, value)
-    for name in unisono.plan.__all__:
-        value = getattr(unisono.plan, name)
-        if callable(value):
-            yield f"plan.{name}", value
+    for module in (unisono.plan, unisono.plan.layouts):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value):
+                yield f"{module.__name__.removeprefix('unisono.')}.{name}", value
 
 
 def with_methods(name: str, value: Any) -> Iterator[tuple[str, Any]]:

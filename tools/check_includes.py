@@ -16,7 +16,8 @@ KNOWN = {
     "local": ("base/", "local/"),
     "network": ("base/system.h", "network/"),
     "hosts": ("base/", "local/", "network/", "hosts/"),
-    "python": ("python/",),
+    "torch_ops": ("torch_ops/",),
+    "python": ("python/", "torch_ops/"),
 }
 """What each folder may include, besides unisono.h."""
 LONGEST_CIRCLE = 8
@@ -30,7 +31,7 @@ def problems(engine: Path = ENGINE) -> list[str]:
         folder, name = path.parent.name, str(path.relative_to(engine))
         of_file = reached.setdefault(name[:-2], set())
         for header in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
-            if folder == "python" and header != "unisono.h":
+            if folder == "python" and "/" not in header and header != "unisono.h":
                 header = f"python/{header}"
             if not (engine / header).exists():
                 found.append(f"{name}: there is no {header} in {engine.name}/")

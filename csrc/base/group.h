@@ -19,6 +19,7 @@
  *           messages, channels, send, receive, matching, progress_thread, deadlock   point to point
  * network/  ucx, network    UCX's functions; this process's worker and its links
  * hosts/                    groups over several hosts: see hosts.h
+ * torch_ops/                bodies of torch's operators
  * python/                   the binding
  *
  * Each folder includes only headers of those above it (tools/check_includes.py).
@@ -76,7 +77,7 @@ typedef struct reach {
     void (*abort)(un_group *g, uint64_t word);
     void (*write_note)(un_group *g, int kind, uint64_t about, const char *text);
     void (*ask)(un_group *g, int rank, uint64_t call);
-    void (*post)(struct execution *x, uint64_t signature, uint64_t bytes, uint64_t hash);
+    void (*post)(struct execution *x);
     void (*close)(un_group *g);
 
     /* calls: what does not fit into descriptors; sums of what does */

@@ -73,6 +73,7 @@ static PyObject *group_close(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
     self->closing = true;
+    forget_operators_of(self);
     for (int ms = 0; self->users && ms < (self->group ? CLOSE_PATIENCE_MS : CLOSING_MS); ms++) {
         PyThreadState *parked = PyEval_SaveThread();
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -230,6 +231,8 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
 }
 
 static void group_free(PyObject *object) {
+    forget_operators_of((Group *)object);
+    if (((Group *)object)->users) return; /* an operator of another thread, as Python ends */
     close_now((Group *)object);
     Py_XDECREF(((Group *)object)->name);
     free_object(object);
@@ -271,6 +274,7 @@ static PyMethodDef group_methods[] = {
     {"lose", group_lose, METH_VARARGS, NULL},
     {"leave", group_leave, METH_O, NULL},
     {"finish", group_finish, METH_NOARGS, NULL},
+    {"serve_operators", group_serve_operators, METH_O, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
     {"state", group_state, METH_VARARGS, NULL},
@@ -361,6 +365,9 @@ static PyMethodDef module_methods[] = {
     {"share_pages", module_share_pages, METH_VARARGS, NULL},
     {"unshare_pages", module_unshare_pages, METH_VARARGS, NULL},
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},
+    {"load_operators", module_load_operators, METH_O, NULL},
+    {"take_interruption", module_take_interruption, METH_NOARGS, NULL},
+    {"forget_operators", module_forget_operators, METH_O, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
     {"memory_room", memory_room, METH_NOARGS, NULL},
     {"load_ucx", module_load_ucx, METH_O, NULL},

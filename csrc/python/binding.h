@@ -12,6 +12,7 @@
  * shapes              types and shapes of tensors, and their exchange between ranks
  * recorded_calls      calls that another library performs
  * networks            UCX, and groups over several hosts
+ * operators           groups for torch's operators (torch_ops/)
  * sites               where in the caller's program a call was made
  */
 #ifndef UNISONO_BINDING_H
@@ -189,6 +190,13 @@ const un_site *current_site(void);
 const un_site *site_of_frame(PyObject *frame);
 PyObject *module_site_of(PyObject *module, PyObject *frame);
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
+
+/* operators.c */
+PyObject *module_load_operators(PyObject *module, PyObject *path);
+PyObject *module_take_interruption(PyObject *module, PyObject *ignored);
+PyObject *module_forget_operators(PyObject *module, PyObject *name);
+PyObject *group_serve_operators(PyObject *object, PyObject *name);
+void forget_operators_of(Group *self);
 
 /* pending.c */
 void reap(Group *self);

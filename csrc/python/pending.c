@@ -30,11 +30,14 @@ static void reap_all(Group *self) {
     while (self->next_look);
 }
 
-/* Release all works that are done; returns whether others are under way. */
+/* The group was dropped: release all works that are done; returns whether others, or operators, are
+ * under way. */
 PyObject *group_release_works(PyObject *object, PyObject *ignored) {
     (void)ignored;
-    reap_all((Group *)object);
-    return PyBool_FromLong(((Group *)object)->pending != NULL);
+    Group *self = (Group *)object;
+    forget_operators_of(self);
+    reap_all(self);
+    return PyBool_FromLong(self->pending || self->users);
 }
 
 /* A call that released the GIL, if `parked`, is over; close() may have waited for it. */

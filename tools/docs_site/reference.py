@@ -16,6 +16,7 @@ from sources import BadSource
 
 import unisono
 import unisono.plan
+import unisono.plan.layouts
 import unisono.pytest_plugin
 import unisono.testing
 import unisono.training
@@ -59,6 +60,7 @@ def write_pages(source: Path) -> list[str]:
         **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in modules},
         "unisono.training": _of_module(unisono.training),
         "unisono.plan": _of_module(unisono.plan),
+        "unisono.plan.layouts": _of_module(unisono.plan.layouts),
     }
     names = []
     for title, (module, members) in pages.items():

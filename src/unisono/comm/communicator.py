@@ -29,6 +29,7 @@ from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
+from unisono.comm.by_name import add_by_name
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.forms import GivenCall, refused_by
 from unisono.comm.meeting.makings import SHRINKS, making
@@ -116,6 +117,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self.name = transport.name
         self.global_ranks = transport.global_ranks
         self.backend = transport.backend
+        add_by_name(self)
         self._on_device: Transport | None = None
         self._splits: Counter[tuple[tuple[int, ...], str]] = Counter()
         self._algorithm = variables.ALGO.read()

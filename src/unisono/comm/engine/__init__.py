@@ -42,6 +42,7 @@ class _Missing:
 
     find_clash = overlaps_itself = describe_shapes = _do_nothing
     know_torch = keep_sites = compare_shapes = prepare_sites = hold_aborts = _do_nothing
+    forget_operators = _do_nothing
 
 
 native: Any
