@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from docs.blocks import ROOT
 from plan.published_runs import predicted, table
+from unisono.cli import main
 from unisono.plan import PRESETS, find, simulate
 from unisono.plan.layouts import (
     Layout,
@@ -194,6 +197,54 @@ def test_what_does_not_fit_says_which_part() -> None:
         rank_layouts(SMALL, bare, 8, 8)
     with pytest.raises(ValueError, match="3 heads do not divide a width of 64"):
         replace(SMALL, heads=3, key_heads=3, head_width=0)
+
+
+GPT = (
+    *("--layers", 32, "--width", 4096, "--heads", 32, "--vocabulary", 32000),
+    *("--positions", 4096, "-n", 16, "--batch", 64),
+)
+
+
+def run(*arguments: object) -> Result:
+    command = ["layout", *map(str, arguments)]
+    return CliRunner().invoke(main, command, env={"COLUMNS": "150"}, catch_exceptions=False)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    page = tmp_path / "layouts.html"
+    shown = run(*GPT, "--html", page)
+    assert shown.exit_code == 0, shown.output
+    assert "6.57 billion parameters on 16 ranks of h100, 64 sequences a step" in shown.output
+    assert re.search(r"^ *1 +dp 16 +1 +4 ", shown.output, re.M)
+    assert "dp 16 wins: 99% computing. The next with other axes, " in shown.output
+    assert re.search(r"\d+ layouts do not fit into memory; the closest:", shown.output)
+    text = page.read_text()
+    assert "<td>dp 16</td>" in text
+    assert "://" not in re.sub(r"<(style|script)>.*?</\1>", "", text, flags=re.DOTALL)
+    found = json.loads(run(*GPT, "--json", "--tp", 2, "--top", 4).stdout)
+    assert len(found["layouts"]) == 4
+    assert all(each["layout"]["tp"] == 2 for each in found["layouts"])
+    best = found["layouts"][0]
+    assert best["time_s"] == pytest.approx(sum(best["parts_s"].values()))
+    assert sum(best["memory_bytes"].values()) < 80e9
+    axes = [tuple(each["layout"][axis] for axis in ("cp", "pp", "dp")) for each in found["layouts"]]
+    assert len(set(axes)) == 4
+
+
+def test_the_command_says_in_a_sentence_what_cannot_be(tmp_path: Path) -> None:
+    for arguments, sentence in (
+        (("-n", 2, "--batch", 2), "give a config.json, or --layers, --width"),
+        ((*GPT, "--tp", 3), "16 ranks cannot be divided so"),
+        ((*GPT[:-4], "-n", 3, "--batch", 3, "--tp", 3), "tp = 3 does not divide 32 heads"),
+        ((*GPT, "--topology", "moon"), "there is no topology 'moon'"),
+        ((*GPT, "--recompute", "some"), "recompute is none, attention, full"),
+        ((*GPT, "--html", tmp_path / "no" / "page.html"), "no/page.html"),
+        ((tmp_path / "none.json", "-n", 2, "--batch", 2), "cannot read the model of"),
+    ):
+        refused = run(*arguments)
+        assert refused.exit_code == 2, refused.output
+        assert sentence in refused.stderr
+        assert refused.stderr.count("\n") == 1
 
 
 def test_16384_ranks_take_seconds() -> None:

@@ -55,6 +55,7 @@ from unisono.training.weights.endpoints import (
 )
 from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.quantized import QuantizedWeights
 from unisono.training.weights.stateless import StatelessCommunicator, stateless_init_process_group
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "ExpertParallel",
     "GradientSync",
     "LoadPlan",
+    "QuantizedWeights",
     "ShardedOptimizer",
     "StatelessCommunicator",
     "WeightReceiver",

@@ -6,7 +6,7 @@ roofline.py  how long computation takes; when communication takes longer
 calls.py     how long a collective takes on a group of the mesh, by simulation
 step.py      how long a training step takes, part by part
 rank.py      all layouts that fit, the fastest first, and why
-command.py   `unisono layout`; shown.py: its tables and page
+command.py   `unisono layout`
 """
 
 from unisono.plan.layouts.memory import Layout, memory_by_part
