@@ -3,6 +3,7 @@
     python benchmarks/attention.py                    4 ranks, a minute
     python benchmarks/attention.py --ranks 8 --positions 4096 --goals
     python benchmarks/attention.py --json attention.json
+    python benchmarks/attention.py --decode           one query against a cache that the ranks share
 
 A turn is one forward and one backward pass of one layer, in float32, one thread per rank; all
 variants run in the same processes and take turns, in an order that is shuffled each time.
@@ -11,6 +12,10 @@ on how many ranks share a core; "all" is the slowest rank's wall-clock time, whi
 medians in ms. A ring is as fast as the rank that computes longest.
 
 Ulysses uses torch's kernel for the attention itself; the rings use plain matrix products.
+
+With --decode every rank has the same query of one position, and --positions are the keys in all. A
+tree (`tree_attention`) sends parts of the softmax; a ring sends keys and values around, as
+`ring_attention` does; "gather" gathers them on every rank. Median us of the slowest rank.
 """
 
 from __future__ import annotations
@@ -135,6 +140,60 @@ def be_a_rank(positions: int, heads: int, width: int, turns: int) -> list[dict[s
     return rows
 
 
+def decode(positions: int, heads: int, width: int, turns: int) -> dict[str, float]:
+    """The median us of the slowest rank for each way, which take turns; results are compared."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attend
+
+    from unisono.training.attention import _Rings, exp_less
+    from unisono.training.tree_attention import tree_attention
+
+    torch.set_num_threads(1)
+    comm = unisono.init()
+    torch.manual_seed(0)
+    query = torch.randn(1, heads, 1, width)
+    key, value = torch.randn(2, 1, heads, positions // comm.size, width) * (comm.rank + 1) ** 0.5
+    gathered = torch.empty(comm.size, *key.shape), torch.empty(comm.size, *key.shape)
+
+    def by_ring() -> Any:
+        top, total, result = torch.full((1, heads, 1, 1), -torch.inf), 0.0, 0.0
+        lengths = [key.shape[-2]] * comm.size
+        for _, _, block in _Rings(comm, lengths, comm.size).blocks(torch.cat([key, value], -1)):
+            keys, values = block.split_with_sizes([width, width], -1)
+            scores = query @ keys.mT * width**-0.5
+            highest = torch.maximum(top, scores.amax(-1, keepdim=True))
+            old, weights = exp_less(top, highest), exp_less(scores, highest)
+            total = total * old + weights.sum(-1, keepdim=True)
+            result, top = result * old + weights @ values, highest
+        return result / total
+
+    def by_gathering() -> Any:
+        for whole, mine in zip(gathered, (key, value), strict=True):
+            comm.all_gather(whole, mine)
+        return attend(query, *(torch.cat(list(whole), -2) for whole in gathered))
+
+    found: dict[str, Callable[..., Any]] = {
+        "tree": partial(tree_attention, query, key, value, comm),
+        "ring": by_ring,
+        "gather": by_gathering,
+    }
+    taken_us: dict[str, list[float]] = {way: [] for way in found}
+    order, shuffler, expected = list(found), random.Random(1), by_gathering()
+    with torch.inference_mode():
+        for _ in range(turns):
+            shuffler.shuffle(order)
+            for way in order:
+                comm.barrier()
+                begin_s = time.perf_counter()
+                result = found[way]()
+                took = torch.tensor([time.perf_counter() - begin_s])
+                comm.all_reduce(took, "max")
+                taken_us[way].append(float(took) * 1e6)
+                torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    unisono.shutdown()
+    return {way: statistics.median(times) for way, times in taken_us.items()}
+
+
 def goals(rows: Sequence[Row]) -> list[str]:
     """Which goals are met."""
     found = {row.way: row for row in rows}
@@ -163,10 +222,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--decode", action="store_true", help="one query: tree, ring, gather")
     options = parser.parse_args(arguments)
     if options.positions % (2 * options.ranks):
         parser.error(f"--positions must be a multiple of {2 * options.ranks}, twice the ranks")
     sizes = (options.positions, options.heads, options.width)
+    if options.decode:
+        times = unisono.launch(decode, options.ranks, (*sizes, 10 * options.turns), threads=1)[0]
+        print(
+            f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), one query, "
+            f"{sizes[0]} keys, {sizes[1]} heads of {sizes[2]}, float32, median us: "
+            + ", ".join(f"{way} {time_us:.0f}" for way, time_us in times.items())
+        )
+        return 0
     results = unisono.launch(be_a_rank, options.ranks, (*sizes, options.turns), threads=1)
     rows = [Row(**row) for row in results[0]]
     machine = f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()})"

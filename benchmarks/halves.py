@@ -2,9 +2,13 @@
 
     python benchmarks/halves.py                   2 ranks, ten seconds
     python benchmarks/halves.py --ranks 8 --turns 50
+    python benchmarks/halves.py --gradients       float32 gradients, as they are or sent in bfloat16
 
 A turn is as many calls as take about half a millisecond; figures are medians of the slowest rank,
 those of half types relative to float32.
+
+With --gradients a call reduces a bucket of float32: as it is, or cast to bfloat16 into a second
+buffer, reduced there and cast back, as a hook that sends fewer bytes would.
 """
 
 from __future__ import annotations
@@ -57,6 +61,36 @@ def measure(turns: int) -> list[str]:
     return lines
 
 
+def gradients(turns: int) -> list[str]:
+    """For each size, the median us in float32, and of casting, reducing and casting back."""
+    import torch
+
+    torch.set_num_threads(1)
+    comm = unisono.init()
+    lines = []
+    for size in SIZES:
+        bucket = torch.ones(size // 4)
+        fewer = torch.empty_like(bucket, dtype=torch.bfloat16)
+        taken: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+        for _ in range(turns):
+            for way, times in taken.items():
+                comm.barrier()
+                begin_s = time.perf_counter()
+                if way == "float32":
+                    comm.all_reduce(bucket, "avg")
+                else:
+                    fewer.copy_(bucket)
+                    comm.all_reduce(fewer, "avg")
+                    bucket.copy_(fewer)
+                took = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
+                comm.all_reduce(took, "max")
+                times.append(float(took) * 1e6)
+        plain, cast = (statistics.median(times) for times in taken.values())
+        lines.append(f"{size // KIB:8} KiB {plain:10.1f}  bfloat16 x {cast / plain:.2f}")
+    unisono.shutdown()
+    return lines
+
+
 def main(arguments: Sequence[str]) -> int:
     what, _, how = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
@@ -64,10 +98,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--gradients", action="store_true", help="float32, sent in bfloat16")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
-    print(f"{options.ranks} ranks, {cores} cores: float32 us, x float16, x bfloat16", flush=True)
-    print(*unisono.launch(measure, options.ranks, (options.turns,), threads=1)[0], sep="\n")
+    print(f"{options.ranks} ranks, {cores} cores: float32 us, half types over it", flush=True)
+    work = gradients if options.gradients else measure
+    print(*unisono.launch(work, options.ranks, (options.turns,), threads=1)[0], sep="\n")
     return 0
 
 

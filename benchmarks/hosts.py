@@ -1,10 +1,10 @@
-"""Collectives over several hosts: flat gloo, unisono, and the limit of the link.
+"""Collectives over several hosts: flat gloo, unisono, Open MPI, and the limit of the link.
 
     sudo python benchmarks/hosts.py                          2 hosts x 2 ranks in blocks, 1 Gbit/s
     sudo python benchmarks/hosts.py --placement cyclic --sizes 67108864
     sudo python benchmarks/hosts.py --hosts 4 --ranks 2 --collectives all_reduce --no-ddp
     sudo python benchmarks/hosts.py --goals --repeats 3 --json hosts.json
-    sudo python benchmarks/hosts_mpi.py --against hosts.json    Open MPI between the same hosts
+    sudo python benchmarks/hosts.py --no-mpi                 where there is no mpirun and mpicc
 
 Hosts are network namespaces of this machine, each with a cable of limited rate (tbf, burst 256 KB)
 to a switch; this needs root. The same processes measure both backends, in rounds: in each round
@@ -12,7 +12,9 @@ each has its turn, after a barrier. A turn has several small calls, one after th
 then come from two hosts in turn, because one root could begin the next before any rank has the one
 before, and that would measure a rate instead of a latency. A figure is the median over the rounds
 of the slowest rank's time. With --repeats, which starts new processes, it is the median of those;
-/ gloo is that of the ratios, with the smallest and the largest. CPU is the processor time of all
+/ gloo is that of the ratios, with the smallest and the largest. After each repeat Open MPI has its
+turn, if it is installed: benchmarks/hosts_mpi.py tells how; it is called from C, without torch, and
+/ MPI is unisono's time through torch.distributed over its time. CPU is the processor time of all
 ranks, compared with gloo's. Link bytes are counted by the interface of the host that sent most, for
 one call; it counts the headers of up to 64 KiB once, because packets are cut up behind it.
 
@@ -24,6 +26,8 @@ rank reduces, broadcasts, scatters or exchanges; what it has gathered):
     broadcast        S               the root's host must send it once, each other one receive it
     all_gather       (H-1)/H S       what the other hosts' ranks contribute
     reduce_scatter   (H-1)/H S       what the other hosts' ranks keep, reduced inside the host
+    reduce           S               each host adds its own to what it passes on to the root's
+    gather, scatter  (H-1)/H S       what the root's host lacks, or what the others do
     all_to_all       R (H-1)/H S     what each rank has for other hosts' ranks
     ping_pong        2 S             a message there and one back, between two ranks of two hosts
     barrier          0
@@ -51,8 +55,9 @@ from typing import Any
 
 HEADERS = 1.05
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
-PING_PONG, BARRIER = "ping_pong", "barrier"
-CALLS = (*COLLECTIVES, PING_PONG, BARRIER)
+ROOTED = ("reduce", "gather", "scatter")
+PING_PONG, BARRIER, OPEN_MPI = "ping_pong", "barrier", "openmpi"
+CALLS = (*COLLECTIVES, *ROOTED, PING_PONG, BARRIER)
 KIB, MIB = 1024, 1 << 20
 SIZES = (8, KIB, 64 * KIB, MIB, 64 * MIB)
 DDP_LAYERS, DDP_WIDTH = 24, 1024  # 25 million parameters
@@ -73,7 +78,8 @@ class Figure:
     link_bytes: dict[str, int]
     cpu_milliseconds: dict[str, float]
     to_gloo: tuple[float, ...] = ()
-    """How many times flat gloo's time unisono takes, in each repeat."""
+    to_mpi: tuple[float, ...] = ()
+    """How many times flat gloo's time unisono takes, and Open MPI's, in each repeat."""
 
     @classmethod
     def median_of(cls, repeats: Sequence[Figure]) -> Figure:
@@ -82,16 +88,17 @@ class Figure:
         def middle(dicts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             return {name: statistics.median(each[name] for each in dicts) for name in dicts[0]}
 
+        def ratios(peer: str) -> tuple[float, ...]:
+            times = [figure.milliseconds for figure in repeats]
+            return tuple(ms["unisono"] / ms[peer] for ms in times if {"unisono", peer} <= ms.keys())
+
         return replace(
             repeats[0],
             milliseconds=middle([figure.milliseconds for figure in repeats]),
             link_bytes=middle([figure.link_bytes for figure in repeats]),
             cpu_milliseconds=middle([figure.cpu_milliseconds for figure in repeats]),
-            to_gloo=tuple(
-                figure.milliseconds["unisono"] / figure.milliseconds["gloo"]
-                for figure in repeats
-                if {"unisono", "gloo"} <= figure.milliseconds.keys()
-            ),
+            to_gloo=ratios("gloo"),
+            to_mpi=ratios(OPEN_MPI),
         )
 
 
@@ -166,6 +173,7 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="float32", help="of the collectives' tensors")
     parser.add_argument("--no-ddp", dest="ddp", action="store_false")
+    parser.add_argument("--no-mpi", dest="mpi", action="store_false")
     parser.add_argument("--goals", action="store_true", help="compare the figures with the goals")
     options = parser.parse_args()
     if options.hosts < 2 or options.ranks < 1:
@@ -182,7 +190,8 @@ def main() -> None:
         tuple(options.backends),
         options.dtype,
     )
-    repeats = [measure(setting) for _ in range(options.repeats)]
+    by_turns = options.mpi and setting.dtype == "float32"
+    repeats = [measure_with_mpi(setting, by_turns) for _ in range(options.repeats)]
     figures = [Figure.median_of(each) for each in zip(*repeats, strict=True)]
     show(setting, figures)
     if options.json:
@@ -193,6 +202,21 @@ def main() -> None:
 
 
 # -- starting the ranks --------------------------------------------------------------------------
+
+
+def measure_with_mpi(setting: Setting, with_mpi: bool) -> list[Figure]:
+    """What `measure` returns, with Open MPI's times."""
+    import hosts_mpi
+
+    figures = measure(setting)
+    if with_mpi and (lack := hosts_mpi.why_not()):
+        print(f"Open MPI is left out: {lack}", file=sys.stderr)
+    elif with_mpi:
+        times = hosts_mpi.measure(setting)  # which has no DDP
+        for figure in figures:
+            if (ms := times.get((figure.what, figure.size_bytes))) is not None:
+                figure.milliseconds[OPEN_MPI] = ms
+    return figures
 
 
 def measure(setting: Setting) -> list[Figure]:
@@ -335,12 +359,25 @@ def make_call(
 
     whole, part = torch.zeros(count, dtype=dtype), torch.zeros(count // ranks, dtype=dtype)
     other = torch.zeros(count, dtype=dtype)
+    rows = list(whole.chunk(ranks))
+
+    def gather() -> None:
+        root = next(roots)
+        dist.gather(part, rows if rank == root else None, root, group=group)
+
+    def scatter() -> None:
+        root = next(roots)
+        dist.scatter(part, rows if rank == root else None, root, group=group)
+
     return {
         "all_reduce": lambda: dist.all_reduce(exact, group=group),
         "broadcast": lambda: dist.broadcast(exact, next(roots), group=group),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "reduce": lambda: dist.reduce(exact, next(roots), group=group),
+        "gather": gather,
+        "scatter": scatter,
         PING_PONG: play,
         BARRIER: lambda: dist.barrier(group=group),
     }[name]
@@ -383,6 +420,9 @@ def least_bytes(name: str, size_bytes: int, setting: Setting) -> int:
         "all_gather": others,
         "reduce_scatter": others,
         "all_to_all": setting.ranks * others,
+        "reduce": 1.0,
+        "gather": others,
+        "scatter": others,
         PING_PONG: 1.0,
         BARRIER: 0.0,
     }
@@ -419,9 +459,12 @@ def show(setting: Setting, figures: Sequence[Figure]) -> None:
         f"{rate:g} Gbit/s, {setting.dtype}\n"
     )
     names = ["gloo", "unisono", *(name for name in setting.backends if name in OPTIONS)]
+    names += [OPEN_MPI] if any(figure.to_mpi for figure in figures) else []
     columns = " | ".join(f"{name} ms" for name in names)
-    print(f"| | bytes | limit ms | {columns} | / limit | / gloo | CPU | link bytes / least |")
-    print("|---|---|---|" + "---|" * (len(names) + 4))
+    print(
+        f"| | bytes | limit ms | {columns} | / limit | / gloo | / MPI | CPU | link bytes / least |"
+    )
+    print("|---|---|---|" + "---|" * (len(names) + 5))
     for figure in figures:
         ours = figure.milliseconds.get("unisono")
         cpu = figure.cpu_milliseconds
@@ -429,7 +472,7 @@ def show(setting: Setting, figures: Sequence[Figure]) -> None:
         times = [figure.milliseconds.get(name) for name in names]
         cells += [f"{ms:.3g}" if ms else "-" for ms in times]
         cells += [f"{ours / figure.limit_ms:.2f}" if ours and figure.limit_ms > 1 else "-"]
-        cells += [describe_ratios(figure.to_gloo)]
+        cells += [describe_ratios(figure.to_gloo), describe_ratios(figure.to_mpi)]
         cells += [f"{cpu['unisono'] / cpu['gloo']:.2f}" if figure.to_gloo else "-"]
         least = figure.least_bytes
         is_single = calls_of(figure.size_bytes) == 1  # the others count headers, or both ways

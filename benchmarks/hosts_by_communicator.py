@@ -131,12 +131,23 @@ def make_call(comm, what: str, size_bytes: int, mate: int) -> Callable[[], objec
             comm.recv(exact, 0)
             comm.send(exact, 0)
 
+    def gather() -> None:
+        root = next(roots)
+        comm.gather(whole if comm.rank == root else None, part, root)
+
+    def scatter() -> None:
+        root = next(roots)
+        comm.scatter(part, whole if comm.rank == root else None, root)
+
     return {
         "all_reduce": lambda: comm.all_reduce(exact),
         "broadcast": lambda: comm.broadcast(exact, next(roots)),
         "all_gather": lambda: comm.all_gather(whole, part),
         "reduce_scatter": lambda: comm.reduce_scatter(part, whole),
         "all_to_all": lambda: comm.all_to_all(other, whole),
+        "reduce": lambda: comm.reduce(exact, next(roots)),
+        "gather": gather,
+        "scatter": scatter,
         PING_PONG: play,
         BARRIER: comm.barrier,
     }[what]

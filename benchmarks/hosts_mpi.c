@@ -25,6 +25,12 @@ static void call(const char *name, int count, int root) {
         MPI_Reduce_scatter_block(given, result, part, MPI_FLOAT, MPI_SUM, world);
     } else if (!strcmp(name, "all_to_all")) {
         MPI_Alltoall(given, part, MPI_FLOAT, result, part, MPI_FLOAT, world);
+    } else if (!strcmp(name, "reduce")) {
+        MPI_Reduce(rank == root ? MPI_IN_PLACE : given, given, count, MPI_FLOAT, MPI_SUM, root, world);
+    } else if (!strcmp(name, "gather")) {
+        MPI_Gather(given, part, MPI_FLOAT, result, part, MPI_FLOAT, root, world);
+    } else if (!strcmp(name, "scatter")) {
+        MPI_Scatter(given, part, MPI_FLOAT, result, part, MPI_FLOAT, root, world);
     } else if (!strcmp(name, "barrier")) {
         MPI_Barrier(world);
     } else if (rank == 0) {

@@ -52,15 +52,21 @@ def main() -> None:
         options.json.write_text(json.dumps({"openmpi_ms": rows}, indent=1) + "\n")
 
 
+def why_not() -> str:
+    """What is missing here; "" if nothing is."""
+    missing = [tool for tool in ("mpirun", "mpicc") if shutil.which(tool) is None]
+    how = ": apt-get install openmpi-bin libopenmpi-dev"
+    return f"no {' and '.join(missing)}{how}" if missing else ""
+
+
 def measure(setting: Setting) -> dict[Key, float]:
     """Make the hosts, run Open MPI's ranks there, and return their times in ms."""
     sys.path.append(str(Path(__file__).parent.parent / "tests" / "hosts"))
-    from namespaces import Link, network, why_not
+    import namespaces
+    from namespaces import Link, network
 
-    missing = [tool for tool in ("mpirun", "mpicc") if shutil.which(tool) is None]
-    if why_not() or missing:
-        lack = f"no {' and '.join(missing)}: apt-get install openmpi-bin libopenmpi-dev"
-        sys.exit(f"left out: {why_not() or lack}")
+    if lack := namespaces.why_not() or why_not():
+        sys.exit(f"left out: {lack}")
     with (
         tempfile.TemporaryDirectory() as folder,
         network(setting.hosts, Link(setting.rate_bits_per_s)) as made,

@@ -2,6 +2,7 @@
 
     sudo python benchmarks/simulated_hosts.py                 2, 3 and 4 hosts of 2 ranks, 1 Gbit/s
     sudo python benchmarks/simulated_hosts.py --hosts 2 4 --collectives all_reduce --write
+    python benchmarks/simulated_hosts.py --many --write       64 to 1,024 hosts, simulated alone
 
 Hosts are network namespaces, as in benchmarks/hosts.py, which does the measuring and needs root.
 The rate and the burst of the cables are given. Two ranks of this machine give the cost of a hop
@@ -11,18 +12,26 @@ cores: if ranks outnumber them, a call costs in proportion to the ranks. Everyth
 simulated: small calls by `mates`, large ones by `lanes`, in as many pieces as unisono cuts them
 into. The burst that a cable lets pass after a pause is subtracted. --write puts the table into
 docs/hosts.md. Nothing else may run meanwhile.
+
+--many simulates a small all_reduce on many hosts of one rank, on a network of --rate: as unisono
+does it (bruck's all_gather of what each host brings, with its description), as it would if every
+host sent to every other (mates), by a binomial tree up and down, and by a ring, as gloo does it. A
+message takes --latency us, and keeps its sender and its receiver busy for --overhead us of them:
+as much longer an exchange of 80 bytes over TCP takes than one way (docs/hosts.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import simulated
 
 import hosts
@@ -36,6 +45,9 @@ POST_BYTES = 1504
 """Bytes per rank up to which a call always fits into the descriptors: csrc/base/constants.h."""
 LANE_BYTES, ROW_BYTES = 512 * KIB, 256 * KIB
 """Of a chunk, for each lane or broadcast, and for each rank's row: csrc/hosts/lanes.c."""
+MANY = (64, 128, 256, 512, 1024)
+DESCRIBED_BYTES = 32
+"""What goes with each contribution: `post` in csrc/hosts/posts.c."""
 BURST_BYTES = 256 * KIB
 """What a cable lets pass at once: tests/hosts/namespaces.py."""
 
@@ -92,6 +104,55 @@ def scaled(topology: Topology, first: Setting, setting: Setting) -> Topology:
     return dataclasses.replace(topology, call_s=topology.call_s * now / before)
 
 
+def simulate_many(rate_bits_per_s: float, latency_s: float, overhead_s: float) -> list[str]:
+    """A table of small all_reduces on many hosts: messages of the busiest host, and times."""
+    topology = Topology(
+        "hosts",
+        node_size=1,
+        inside_latency_s=0.0,
+        inside_bytes_per_s=math.inf,
+        between_latency_s=latency_s - overhead_s,
+        card_bytes_per_s=rate_bits_per_s / 8 / HEADERS,
+        overhead_s=overhead_s,
+    )
+    lines = [
+        "| hosts | bytes | messages: unisono | to each | tree | ring, gloo "
+        "| time: unisono | to each | tree | ring, gloo |",
+        "|---:|---:|" + "---:|" * 8,
+    ]
+    for size_bytes, count in itertools.product((8, KIB), MANY):
+        ways = [
+            [("all_gather", "bruck", count * (size_bytes + DESCRIBED_BYTES))],
+            [("all_reduce", "mates", size_bytes + DESCRIBED_BYTES)],
+            [("reduce", "binomial", size_bytes), ("broadcast", "binomial", size_bytes)],
+            [("all_reduce", "ring", size_bytes)],
+        ]
+        messages, times = [], []
+        for way in ways:
+            made = [(find(name, by).schedule(count), total) for name, by, total in way]
+            messages.append(f"{sum(most_sent(schedule) for schedule, _ in made):,}")
+            seconds = sum(simulate(schedule, topology, total).time_s for schedule, total in made)
+            times.append(format_seconds(seconds))
+        lines.append(f"| {count:,} | {size_bytes:,} | {' | '.join((*messages, *times))} |")
+    return lines
+
+
+def most_sent(schedule: Schedule) -> int:
+    """The messages of the rank that sends most; what one step sends to one rank is one message."""
+    pairs = [
+        np.unique(np.stack([step.source, step.destination]), axis=1) for step in schedule.steps
+    ]
+    sources = np.concatenate([each[0, each[0] != each[1]] for each in pairs])
+    return int(np.bincount(sources).max())
+
+
+def write_between(marks: str, text: Sequence[str]) -> None:
+    """Replace a part of the page."""
+    head, begin, rest = PAGE.read_text().partition(f"<!-- {marks} -->\n")
+    _, end, tail = rest.partition(f"<!-- /{marks} -->")
+    PAGE.write_text(head + begin + "\n".join(text) + "\n" + end + tail)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -102,7 +163,16 @@ def main() -> None:
     parser.add_argument("--collectives", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES)
     parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
     parser.add_argument("--write", action="store_true", help="into docs/hosts.md")
+    parser.add_argument("--many", action="store_true", help="simulate 64 to 1,024 hosts instead")
+    parser.add_argument("--latency", type=float, default=7.7, help="of --many, in us")
+    parser.add_argument("--overhead", type=float, default=2.3, help="of --many, in us")
     options = parser.parse_args()
+    if options.many:
+        rows = simulate_many(options.rate * 1e9, options.latency / 1e6, options.overhead / 1e6)
+        print("\n".join(rows))
+        if options.write:
+            write_between("many-hosts", rows)
+        return
     first = Setting(
         hosts=min(options.hosts),
         ranks=options.ranks,
@@ -141,9 +211,7 @@ def main() -> None:
     ]
     print("\n".join(text))
     if options.write:
-        head, begin, rest = PAGE.read_text().partition("<!-- simulated -->\n")
-        _, end, tail = rest.partition("<!-- /simulated -->")
-        PAGE.write_text(head + begin + "\n".join(text) + "\n" + end + tail)
+        write_between("simulated", text)
 
 
 def describe(topology: Topology) -> str:

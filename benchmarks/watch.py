@@ -33,7 +33,6 @@ from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.comm.shared_memory.memory_transport import SharedMemory
-from unisono.watch.equality import fingerprint, replicated
 from unisono.watch.torch_group import WatchedProcessGroup
 
 ROUNDS, CALLS = 30, 2000
@@ -241,36 +240,6 @@ def ddp_ms(folder: str) -> tuple[float, float]:
     return statistics.median(took[0]), statistics.median(took[1])
 
 
-def check_ms() -> tuple[float, float, int]:
-    """A training step of a small transformer on one core, and a check of its numbers: fingerprints
-    of parameters, buffers and the state of Adam."""
-    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    batch = torch.randn(8, 64, 256)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    step()
-    tensors = replicated(model, (), [optimizer])[0]
-
-    def check() -> None:
-        torch.stack([fingerprint(tensor) for tensor in tensors.values()]).tolist()
-
-    took = []
-    for work in (step, check):
-        rounds = []
-        for _ in range(7):
-            start = time.perf_counter()
-            work()
-            rounds.append((time.perf_counter() - start) * 1e3)
-        took.append(min(rounds))
-    return took[0], took[1], len(tensors)
-
-
 def main() -> None:
     """Print the figures and their limits."""
     torch.set_num_threads(1)
@@ -287,10 +256,6 @@ def main() -> None:
         for name, plain, watched in rows:
             label = f"{name}, {ranks} rank{'s' * (ranks > 1)}"
             print(f"{label:<29} {watched - plain:7.2f} us   (limit 0.2; {plain:.2f} without)")
-    step_ms, took_ms, count = check_ms()
-    share = took_ms / (100 * step_ms)
-    print(f"check of {count} tensors   {took_ms:6.1f} ms, step {step_ms:.1f} ms:", end=" ")
-    print(f"{share:.2%} of a step at every=100   (limit 1%)")
     with tempfile.TemporaryDirectory() as folder:
         plain, watched = unisono.launch(as_seen, 2, (folder, "cpu"), threads=1)[0]
         print(f"gloo, two ranks, 8 B   {plain:6.1f} us, watched {watched:.1f} us")

@@ -2,19 +2,22 @@
 
     python benchmarks/weights.py                    2 GB in 400 tensors; needs 12 GB of memory
     python benchmarks/weights.py --bytes 200MB --turns 3
-    python benchmarks/weights.py --kills 100        a worker is killed in the middle of an update
+    python benchmarks/weights.py --kills 1000       a rank is killed in each phase of an update
     sudo python benchmarks/weights.py --hosts       what has changed, between hosts at 1 Gbit/s
 
 One sender, one receiver, in the same processes and in turns: a transactional update without and
 with checksums, an update in place, the same tensors one by one through
 torch.distributed.broadcast on gloo, and, on the sender while the receiver waits, two copies of all
 of them in memory. Medians over turns; the first update, which allocates its second copy, is shown
-separately. Then four senders hold a quarter of the model each: the most memory that each rank had
-above what it had before it created its weights, in models.
+separately. Then four senders hold a quarter of the model each, and two workers a half, which they
+receive by a LoadPlan: the most memory that each rank had above what it had before it created its
+weights, in its own shards.
 
---kills runs a trainer and two workers on one host. A worker is killed while it receives, before the
-vote or after it, and the others' exceptions are timed from there. With --hosts, which are network
-namespaces, one engine, then an engine of two ranks, gets everything, and then what has changed.
+--kills runs two trainers and two engines on one host, with whole tensors, with parts by a LoadPlan
+or with int8. One of them is killed in each phase of an update by turns, and the others' exceptions
+are timed from there: all survivors must serve one version, and say which. With --hosts, which are
+network namespaces, one engine, then an engine of two ranks, gets everything, and then what has
+changed.
 """
 
 from __future__ import annotations
@@ -100,110 +103,206 @@ def measure(nbytes: int, turns: int) -> dict[str, Any]:
     return medians | {"first update": times["update"][0]}
 
 
+WORKERS = 2
+BUCKET_BYTES = 32 << 20
+
+
 def measure_memory(nbytes: int) -> float:
-    """The most memory that this one of five ranks had, in models."""
+    """The most memory that this one of four senders and two workers had, in its shards."""
     import torch
 
-    from unisono.training import WeightReceiver, WeightSender, WeightShard
+    from unisono.training import LoadPlan, WeightReceiver, WeightSender, WeightShard
 
     torch.set_num_threads(1)
     comm = unisono.init()
-    senders = comm.size - 1
+    senders = comm.size - WORKERS
     rows = 4 * senders
     columns = nbytes // 4 // TENSORS // rows
+    names = [f"layer.{i}" for i in range(TENSORS)]
     comm.barrier()
     before = _most_memory_since()
     if comm.rank < senders:
         part = (rows // senders, columns)
         offset = (comm.rank * part[0], 0)
         weights: dict[str, Any] = {
-            f"layer.{i}": WeightShard(torch.ones(part), (rows, columns), offset)
-            for i in range(TENSORS)
+            name: WeightShard(torch.ones(part), (rows, columns), offset) for name in names
         }
         WeightSender(comm, weights).update()
     else:
-        weights = {f"layer.{i}": torch.zeros(rows, columns) for i in range(TENSORS)}
-        WeightReceiver(comm, weights).update()
-        assert all(bool(tensor.eq(1).all()) for tensor in weights.values())
+        worker, part = comm.rank - senders, (rows // WORKERS, columns)
+        served = {name: torch.zeros(part) for name in names}
+
+        def load(pairs: Any) -> None:
+            for name, tensor in pairs:
+                served[name].copy_(tensor.chunk(WORKERS)[worker])
+
+        checkpoint = {name: torch.empty(rows, columns, device="meta") for name in names}
+        WeightReceiver(comm, LoadPlan(load, checkpoint)).update()
+        assert all(bool(tensor.eq(1).all()) for tensor in served.values())
     most = int(_status("VmHWM"))
     comm.barrier()
-    return (most - before) * 1024 / (rows * columns * 4 * TENSORS)
+    return (most - before) * 1024 / (part[0] * columns * 4 * TENSORS)
 
 
 # -- kills -----------------------------------------------------------------------------------------
 
-KILLED_BYTES = 64 << 20
+KILLED_SHAPE = (512, 256)
+PHASES = [
+    "plan",
+    "announce",
+    "transfer",
+    "checksum",
+    "vote",
+    "decision",
+    "swap",
+    "acknowledge",
+]
+KINDS = ["whole", "parts", "quantised"]
 
 
-def be_killed_or_survive(number: int, rank: int, stage: float, pipe: Any) -> None:
-    """One of three ranks. Rank 2 dies when this share of version 2 has arrived, or from 1 on in its
-    `prepare`, or from 1.2 on in its `commit`; the others report it."""
+def be_killed_or_survive(
+    number: int, rank: int, victim: int, phase: str, kind: str, pipe: Any
+) -> None:
+    """Ranks 0 and 1 train and hold half of the rows each, ranks 2 and 3 serve all rows, or half of
+    them. The victim dies when version 2 comes to this phase; the others report what they serve."""
     import torch
 
     from unisono import Communicator, WeightUpdateError
-    from unisono.training import WeightReceiver, WeightSender
+    from unisono.training import (
+        LoadPlan,
+        QuantizedWeights,
+        WeightReceiver,
+        WeightSender,
+        WeightShard,
+    )
+    from unisono.training.weights.transfers import Transfers
 
     torch.set_num_threads(1)
-    comm = Communicator.join(f"kills-{os.getppid()}-{number}", rank, 3)
-    weights = {f"layer.{i}": torch.ones(KILLED_BYTES // 160) for i in range(40)}
+    comm = Communicator.join(f"kills-{os.getppid()}-{number}", rank, 4)
+    rows, columns = KILLED_SHAPE
+    names = [f"layer.{i}" for i in range(40)]
 
-    def die() -> None:
-        if engine.version == 1:
-            pipe.send(time.monotonic())
-            os.kill(os.getpid(), signal.SIGKILL)
+    def die(*_: object) -> None:
+        pipe.send(time.monotonic())
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def look(done: int, total: int) -> None:
-        if done >= stage * total:
+    def die_in_transfer(done: int, total: int) -> None:
+        if rank == victim and phase == "transfer" and engine.version == 1 and 2 * done >= total:
             die()
 
-    def swap(new: dict[str, torch.Tensor]) -> None:
-        if rank == 2 and stage > 1.2:
-            die()
-        weights.update(new)
-
+    served: dict[str, torch.Tensor] = {}
     engine: Any
-    if rank == 0:
-        engine = WeightSender(comm, weights, bucket_bytes=1 << 20)
+    if rank < 2:
+        part = (rows // 2, columns)
+        held = {
+            name: WeightShard(torch.ones(part), (rows, columns), (rank * part[0], 0))
+            for name in names
+        }
+        weights: Any = held
+        if kind == "quantised":
+            trainers = comm.split([0, 1])
+            weights = QuantizedWeights(held, "int8_channels", lambda name: True, group=trainers)
+        engine = WeightSender(comm, weights, bucket_bytes=1 << 20, progress=die_in_transfer)
     else:
-        prepare = (lambda new: die()) if rank == 2 and 1 < stage <= 1.2 else None
-        progress = look if rank == 2 and stage <= 1 else None
-        engine = WeightReceiver(comm, weights, prepare=prepare, commit=swap, progress=progress)
+        mine = slice(0, rows // (rank - 1))
+        dtype = torch.int8 if kind == "quantised" else torch.float32
+        if kind == "whole":
+            mine = slice(0, rows)
+        served = {name: torch.zeros(rows, columns)[mine].to(dtype) for name in names}
+        if kind == "quantised":
+            served |= {f"{name}_scale": torch.zeros(rows, 1)[mine] for name in names}
+        weights = served
+        if kind != "whole":
+
+            def load(pairs: Any) -> None:
+                for name, tensor in pairs:
+                    served[name].copy_(tensor[mine])
+
+            whole = {
+                name: torch.empty(rows, each.shape[1], dtype=each.dtype, device="meta")
+                for name, each in served.items()
+            }
+            weights = LoadPlan(load, whole)
+        engine = WeightReceiver(comm, weights, progress=die_in_transfer)
     engine.update()
     comm.barrier()
-    if rank == 0:
-        weights |= {name: tensor + 1 for name, tensor in weights.items()}
+    engine.attach(comm)  # the plan is made anew
+    if rank < 2:
+        for shard in held.values():
+            shard.tensor.fill_(2)
+    if rank == victim:
+        protocol = engine._protocol
+        methods = {"plan": "agree", "announce": "meet", "vote": "decide"}
+        if phase in methods:
+            setattr(protocol, methods[phase], die)
+        elif phase == "checksum":
+            Transfers._find_damage = die
+        elif phase == "decision":  # all votes are seen
+            Communicator.decide = die
+        elif phase == "swap":
+            if rank < 2:
+                engine._exported.keep = die
+            else:
+                engine._change_over = die
+        elif phase == "acknowledge":
+            exchange = protocol.exchange
+            protocol.exchange = lambda *mine: die() if protocol.committed else exchange(*mine)
     try:
         engine.update()
         told_s, committed = time.monotonic(), True
     except WeightUpdateError as error:
         told_s, committed = time.monotonic(), error.committed
-    held = {float(each) for tensor in weights.values() for each in (tensor.min(), tensor.max())}
-    served = held if rank else {2.0 if committed else 1.0}
-    pipe.send((told_s, committed, sorted(served)))
+    # a row is the version: as it is, or as a scale, whose largest value is 127
+    values = {n: e.float() for n, e in served.items() if not n.endswith("_scale")}
+    scales = {name: served.get(f"{name}_scale", torch.ones(1)) for name in values}
+    versions = {
+        round(float(each))
+        for name, value in values.items()
+        for each in (value * scales[name]).aminmax()
+    }
+    pipe.send((told_s, committed, sorted(versions or {1 + committed}), engine.version))
 
 
-def measure_kills(count: int) -> list[float]:
-    """For each kill the seconds until the last survivor had its exception."""
+def measure_kills(count: int) -> dict[str, list[float]]:
+    """For each phase, of each kill the seconds until the last survivor had its exception."""
     import unisono.training  # noqa: F401  before the processes are forked
 
-    made, chance, took = multiprocessing.get_context("fork"), random.Random(0), []
+    made, chance = multiprocessing.get_context("fork"), random.Random(0)
+    took: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for number in range(count):
-        stage = chance.uniform(0, 1.4)
-        ends = [made.Pipe() for _ in range(3)]
+        phase, kind = PHASES[number % len(PHASES)], chance.choice(KINDS)
+        victim = chance.randrange(4)
+        ends = [made.Pipe() for _ in range(4)]
         ranks = [
-            made.Process(target=be_killed_or_survive, args=(number, rank, stage, ends[rank][1]))
-            for rank in range(3)
+            made.Process(
+                target=be_killed_or_survive,
+                args=(number, rank, victim, phase, kind, ends[rank][1]),
+            )
+            for rank in range(4)
         ]
         for process in ranks:
             process.start()
-        died_s = ends[2][0].recv()
-        stories = [end.recv() for end, _ in ends[:2]]
+        died_s = receive(ends[victim][0])
+        stories = [receive(end) for rank, (end, _) in enumerate(ends) if rank != victim]
         for process in ranks:
             process.join()
-        served = {tuple(versions) for _, _, versions in stories}
-        assert [len(versions) for versions in served] == [1], (stage, stories)
-        took.append(max(told_s for told_s, _, _ in stories) - died_s)
+        told = phase, kind, victim, stories
+        assert (
+            len({(committed, *served, version) for _, committed, served, version in stories}) == 1
+        ), told
+        _, committed, served, version = stories[0]
+        assert served == [version] == [1 + committed], told
+        if phase in ("plan", "announce", "transfer", "checksum"):
+            assert not committed, told
+        if phase in ("swap", "acknowledge"):
+            assert committed, told
+        took[phase].append(max(told_s for told_s, *_ in stories) - died_s)
     return took
+
+
+def receive(end: Any) -> Any:
+    assert end.poll(60), "a rank has said nothing for a minute"
+    return end.recv()
 
 
 # -- hosts -----------------------------------------------------------------------------------------
@@ -299,11 +398,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--hosts", action="store_true")
     options = parser.parse_args(arguments)
     if options.kills:
-        took = sorted(measure_kills(options.kills))
-        print(
-            f"{options.kills} kills, all survivors of one version: exceptions after a median of "
-            f"{1e3 * statistics.median(took):.1f} ms, at most {1e3 * took[-1]:.1f} ms"
-        )
+        took = measure_kills(options.kills)
+        for phase, times in took.items():
+            if times:
+                print(
+                    f"{phase:<12}{len(times):5} kills: exceptions after a median of "
+                    f"{1e3 * statistics.median(times):.1f} ms, at most {1e3 * max(times):.1f} ms"
+                )
+        print(f"{options.kills} kills, all survivors of one version")
         return 0
     if options.hosts:
         for engine, lines in measure_hosts(options.bytes, options.turns).items():
@@ -326,16 +428,20 @@ def main(arguments: Sequence[str]) -> int:
         (f"{2 * floor:.2f} times one copy in memory, at most 1.15", 2 * floor <= 1.15),
         (f"{1e3 * small:.2f} ms for 400 small tensors, at most 3", small <= 0.003),
     ]
-    peaks = unisono.launch(measure_memory, 5, (nbytes,), threads=1)
-    shown = ", ".join(f"{peak:.2f}" for peak in peaks[:-1])
-    print(f"most memory of 4 sharded senders: {shown} models; of the receiver: {peaks[-1]:.2f}")
-    goals.append(
-        (f"a sender has at most {max(peaks[:-1]):.2f} of a model, less than 1", max(peaks[:-1]) < 1)
-    )
+    peaks = unisono.launch(measure_memory, 4 + WORKERS, (nbytes,), threads=1)
+    sender, worker = max(peaks[:4]), max(peaks[4:]) - 1
+    buckets = 2 * BUCKET_BYTES / (nbytes / 4)
+    goals += [
+        (
+            f"a sender of a quarter has at most {sender:.2f} of it and {buckets:.2f} for buckets",
+            sender <= 1.1 + buckets,
+        ),
+        (f"a worker has {worker:.2f} of its half beside what it serves", worker <= 1.15),
+    ]
     for text, met in goals:
         print(f"{'met   ' if met else 'MISSED'}  {text}")
     if options.json:
-        measured = {"bytes": nbytes, "seconds": seconds, "most_memory_models": peaks}
+        measured = {"bytes": nbytes, "seconds": seconds, "most_memory_shards": peaks}
         options.json.write_text(json.dumps(measured, indent=2) + "\n")
     return 0
 

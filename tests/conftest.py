@@ -51,7 +51,7 @@ LEFT_TO_TEST_SLOW = (
     "test_saved_reports.py::test_the_page_shows_what_its_program_leads_to",
     "test_watch.py::test_nothing_is_said_of_a_program_that_is_only_awkward[watched]",
     "test_watch.py::test_a_rank_on_another_machine_is_told_apart",
-    "test_equality.py::test_unisono_run_compares_every_ddp",
+    "test_sanitizer.py::test_under_torchrun_every_rank_ends_with_the_status",
     "test_weight_faults.py::test_an_engine_that_restarts_meets_the_trainer_again",
     "test_plugin.py::test_a_hang_ends_at_the_deadline_with_the_stacks",
     "test_after_faults.py::test_a_new_world_after[a timeout]",

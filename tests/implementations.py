@@ -18,6 +18,7 @@ EVERY = [
     *(("mixed", ranks) for ranks in (2, 3, 4)),
     ("hosts2x2", 4),
     ("hosts1x3", 4),
+    ("hosts5", 6),
 ]
 # Which ranks of the native transport have their tensors in shared memory.
 SHARING: dict[str, Callable[[int], bool]] = {
@@ -25,7 +26,7 @@ SHARING: dict[str, Callable[[int], bool]] = {
     "mixed": lambda rank: rank % 2 == 1,
 }
 # How the ranks of the transport over hosts are placed: each rank's host, in rank order.
-PLACEMENTS = {"hosts2x2": "ABBA", "hosts1x3": "ABBB"}
+PLACEMENTS = {"hosts2x2": "ABBA", "hosts1x3": "ABBB", "hosts5": "ABCDEB"}
 # The transport of a process group of our torch backend.
 RESOLVED = [("resolved", 2)]
 # The sizes of every run: three is the smallest group in which gloo may add in its own order, eight
@@ -42,6 +43,7 @@ def implementation(name: str, ranks: int, quick: Collection[tuple[str, int]] = Q
     marks = [pytest.mark.ranks(ranks, backend="gloo" if name == "torch" else "unisono")]
     if name in PLACEMENTS:
         marks.append(pytest.mark.hosts)
+        marks += [pytest.mark.slow] if ranks > 4 else []
     elif (name, ranks) not in quick:
         marks.append(pytest.mark.slow)
     return pytest.param(name, id=f"{name}-{ranks}", marks=marks)

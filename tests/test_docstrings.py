@@ -22,7 +22,9 @@ import torch
 
 import unisono
 import unisono.plan
+import unisono.plan.layouts
 import unisono.training
+from unisono.cases.primitives import PRIMITIVES
 
 METHODS = (property, staticmethod, classmethod, FunctionType)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -38,10 +40,11 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield from with_methods(f"{name}.{inner}", getattr(value, inner))
         else:
             yield from with_methods(name, value)
-    for name in unisono.plan.__all__:
-        value = getattr(unisono.plan, name)
-        if callable(value):
-            yield f"plan.{name}", value
+    for module in (unisono.plan, unisono.plan.layouts):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value):
+                yield f"{module.__name__.removeprefix('unisono.')}.{name}", value
 
 
 def with_methods(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -189,3 +192,11 @@ def test_the_examples_run_on_two_ranks(fixture: str, request: pytest.FixtureRequ
 @pytest.mark.parametrize("name", ALONE)
 def test_its_example_starts_in_one_process(name: str) -> None:
     run(name, {"__name__": "__main__", "unisono": unisono})
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_costs_are_those_of_the_table_of_collectives(name: str) -> None:
+    (shown,) = re.findall(r"Cost: each of n ranks moves (.*?) of the", docstring(name))
+    factor = f"({shown.replace('2 (', '2 * (')})"
+    for n in (2, 8):
+        assert eval(factor, {"n": n}) == float(PRIMITIVES[name].bus_factor(n))

@@ -37,7 +37,7 @@ BAD = {
     "UNISONO_WATCH": "loud",
     "UNISONO_WATCH_HANG_S": "abc",
     "UNISONO_WATCH_CHECK": "-1",
-    "UNISONO_WATCH_EQUAL": "0",
+    "UNISONO_SANITIZE": "perhaps",
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_RECORD_KEEPER": "yes",
@@ -87,7 +87,7 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_WATCH_CHECK",
         "UNISONO_WATCH_SIGNAL",
         "UNISONO_WATCH_FOLDER",
-        "UNISONO_WATCH_EQUAL",
+        "UNISONO_SANITIZE",
     ]
     assert all(line.endswith(": it is ignored") for line in lines)
 

@@ -78,7 +78,7 @@ typedef struct reach {
     void (*abort)(un_group *g, uint64_t word);
     void (*write_note)(un_group *g, int kind, uint64_t about, const char *text);
     void (*ask)(un_group *g, int rank, uint64_t call);
-    void (*post)(struct execution *x, uint64_t signature, uint64_t bytes, uint64_t hash);
+    void (*post)(struct execution *x);
     void (*close)(un_group *g);
 
     /* calls: what does not fit into descriptors; sums of what does */

@@ -11,7 +11,6 @@
 enum {
     UNCLAIMED = 4096, /* parcels for groups not opened here yet */
     CLOSED = 1024,
-    MOST_DESCRIBED = 2 * UN_MAX_RANKS * sizeof(uint64_t) + sizeof((descriptor *)0)->payload,
     BROKEN_NS = 1000 * 1000 * 1000, /* a rank counts as lost so long after its link broke */
 };
 
@@ -23,8 +22,6 @@ static struct {
     uint64_t closed[CLOSED]; /* keys of groups that this process has left, the latest ones */
     size_t closed_count;
 } all;
-
-enum { HAS_SIZES = 1, IS_CUT = 2 }; /* a descriptor's sizes; its payload: our host's parts alone */
 
 static size_t sizes_bytes(const un_group *g) { return 2 * (size_t)g->ranks * sizeof(uint64_t); }
 
@@ -88,11 +85,12 @@ un_link *link_of(un_group *g, int rank) {
     return link;
 }
 
-/* Our mate on a host or, once it has left the group, another rank there; -1: all have left. */
-static int listener_on(const un_group *g, int number) {
+/* The rank with this index on a host (modulo their number) or, once it has left the group, another
+ * one there; -1: all have left. */
+int listener_on(const un_group *g, int number, int index) {
     const host *h = &hosts_of(g)->host[number];
     for (int i = 0; i < h->count; i++) {
-        int rank = h->ranks[(hosts_of(g)->index + i) % h->count];
+        int rank = h->ranks[(index + i) % h->count];
         if (!atomic_load(&control_of(g, rank)->closed)) return rank;
     }
     return -1;
@@ -102,46 +100,8 @@ static int listener_on(const un_group *g, int number) {
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     const hosts *hs = hosts_of(g);
     for (int step = 1; step < hs->count; step++) {
-        int rank = listener_on(g, (hs->mine + step) % hs->count);
+        int rank = listener_on(g, (hs->mine + step) % hs->count, hs->index);
         if (rank >= 0) send_copy_of(link_of(g, rank), head, data, bytes);
-    }
-}
-
-/* What of our payload the ranks of a host need; returns how many bytes. */
-static size_t pack_payload(const execution *x, const host *to, char *packed) {
-    const hosts *hs = hosts_of(x->g);
-    const char *payload = descriptor_of(x->g, x->g->rank, x->number)->payload;
-    un_operation o = x->call->operation;
-    bool to_root = o == UN_REDUCE || (o == UN_GATHER && x->pairs_agree);
-    if (to_root && &hs->host[hs->of[x->call->root].host] != to) return 0;
-    if (!un_is_wide_input(o)) {
-        memcpy(packed, payload, x->payload_bytes);
-        return x->payload_bytes;
-    }
-    size_t pitch = x->payload_bytes / (size_t)x->g->ranks;
-    for (int i = 0; i < to->count; i++)
-        memcpy(packed + (size_t)i * pitch, payload + (size_t)to->ranks[i] * pitch, pitch);
-    return (size_t)to->count * pitch;
-}
-
-static void post_descriptor(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
-    un_group *g = x->g;
-    const hosts *hs = hosts_of(g);
-    wire head = wire_of(g, WIRE_DESCRIPTOR);
-    head.number = x->number;
-    head.words[0] = signature;
-    head.words[1] = bytes;
-    head.words[2] = hash;
-    if (x->pairs_agree) head.extra |= HAS_SIZES;
-    if (un_is_wide_input(x->call->operation)) head.extra |= IS_CUT;
-    char data[MOST_DESCRIBED];
-    size_t sizes = x->pairs_agree ? sizes_bytes(g) : 0;
-    if (sizes) memcpy(data, sizes_of(g, g->rank, x->number), sizes);
-    for (int step = 1; step < hs->count; step++) {
-        int to = (hs->mine + step) % hs->count, rank = listener_on(g, to);
-        if (rank < 0) continue;
-        size_t payload = x->payload_bytes ? pack_payload(x, &hs->host[to], data + sizes) : 0;
-        send_copy_of(link_of(g, rank), &head, data, sizes + payload);
     }
 }
 
@@ -162,7 +122,13 @@ static void abort_hosts(un_group *g, uint64_t word) {
     send_abort(g, word);
 }
 
+/* With it goes what we have posted, which may be under way by other hosts: notes follow failures. */
 static void send_note(un_group *g, int kind, uint64_t about, const char *text) {
+    hosts *hs = hosts_of(g);
+    lock_network();
+    for (int number = 0; number < hs->count; number++)
+        if (number != hs->mine) tell_posted(hs, number);
+    unlock_network();
     wire head = wire_of(g, WIRE_NOTE);
     head.extra = (uint32_t)kind;
     head.number = about;
@@ -187,31 +153,6 @@ static void send_waiting(un_group *g) {
 
 /* -- receiving: with the network's lock ------------------------------------------------------------- */
 
-/* As `publish`, on behalf of a rank on another host. */
-static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) {
-    atomic_store_explicit(flag, value, memory_order_seq_cst);
-    if (atomic_load_explicit(&control_of(g, rank)->sleepers, memory_order_seq_cst))
-        wake(flag, OF_RANKS, INT_MAX);
-}
-
-static void mirror_descriptor(un_group *g, const wire *head, const char *data, size_t bytes) {
-    const host *here = &hosts_of(g)->host[hosts_of(g)->mine];
-    size_t sizes = head->extra & HAS_SIZES ? sizes_bytes(g) : 0;
-    descriptor *theirs = descriptor_of(g, head->from, head->number);
-    if (bytes < sizes) return;
-    if (sizes) memcpy(sizes_of(g, head->from, head->number), data, sizes);
-    size_t parts = head->extra & IS_CUT ? (size_t)here->count : 1, pitch = (bytes - sizes) / parts;
-    for (size_t i = 0; i < parts && pitch; i++) {
-        size_t at = head->extra & IS_CUT ? (size_t)here->ranks[i] * pitch : 0;
-        if (at + pitch > sizeof theirs->payload) return;
-        memcpy(theirs->payload + at, data + sizes + i * pitch, pitch);
-    }
-    write_word(&theirs->signature, head->words[0]);
-    write_word(&theirs->bytes, head->words[1]);
-    write_word(&theirs->hash, head->words[2]);
-    publish_mirror(g, head->from, &theirs->call, head->number);
-}
-
 static void mirror_note(un_group *g, const wire *head, const char *data, size_t bytes) {
     if (head->extra >= UN_NOTES || bytes >= UN_TEXT_BYTES) return;
     write_note(&control_of(g, head->from)->notes[head->extra], head->number, data, bytes);
@@ -235,9 +176,17 @@ static void mirror_waiting(un_group *g, const wire *head, const char *data, size
     atomic_store(&theirs->waiting, head->words[0]);
 }
 
-static void mirror_closed(un_group *g, int rank) {
-    atomic_store(&control_of(g, rank)->closed, 1);
-    wake_everyone(g);
+/* Its last descriptors may come later, by other hosts. */
+static void receive_closed(hosts *hs, const wire *head, const void *data, size_t bytes) {
+    un_group *g = hs->group;
+    if (bytes == (size_t)g->ranks * sizeof(uint64_t)) memcpy(traffic_of(g, head->from), data, bytes);
+    hs->of[head->from].last_call = head->number + 1;
+    mirror_closed(hs, head->from);
+}
+
+static void receive_ask(hosts *hs, const wire *head) {
+    atomic_store(&control_of(hs->group, hs->group->rank)->asked, head->number);
+    tell_posted(hs, hs->of[head->from].host);
 }
 
 /* Whether `remote` was kept. */
@@ -253,14 +202,11 @@ static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes,
     if (remote) return false; /* the rest is short */
     switch (head->kind) {
     case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
-    case WIRE_DESCRIPTOR: mirror_descriptor(g, head, data, bytes); break;
+    case WIRE_POSTS: receive_posts(hs, head, data, bytes); break;
     case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
     case WIRE_ABORT: mirror_abort(g, head); break;
-    case WIRE_CLOSED:
-        if (bytes == (size_t)g->ranks * sizeof(uint64_t)) memcpy(traffic_of(g, head->from), data, bytes);
-        mirror_closed(g, head->from);
-        break;
-    case WIRE_ASK: atomic_store(&control_of(g, g->rank)->asked, head->number); break;
+    case WIRE_CLOSED: receive_closed(hs, head, data, bytes); break;
+    case WIRE_ASK: receive_ask(hs, head); break;
     case WIRE_WAITING: mirror_waiting(g, head, data, bytes); break;
     default: break;
     }
@@ -315,6 +261,7 @@ static void free_hosts(hosts *hs) {
     free(hs->ranks);
     free(hs->of);
     free(hs->where);
+    free(hs->step);
     free(hs->reach.sent);
     free(hs->reach.had);
     free(hs);
@@ -325,9 +272,11 @@ static bool make_tables(hosts *hs, size_t ranks) {
     hs->ranks = calloc(ranks, sizeof *hs->ranks);
     hs->of = calloc(ranks, sizeof *hs->of);
     hs->where = calloc(ranks, sizeof *hs->where);
+    hs->step = calloc(ranks, sizeof *hs->step);
     hs->reach.sent = calloc(ranks, sizeof *hs->reach.sent);
     hs->reach.had = calloc(ranks, sizeof *hs->reach.had);
-    return hs->host && hs->ranks && hs->of && hs->where && hs->reach.sent && hs->reach.had;
+    return hs->host && hs->ranks && hs->of && hs->where && hs->step && hs->reach.sent &&
+           hs->reach.had;
 }
 
 /* False: the host numbers do not count from 0 without gaps. */
@@ -355,6 +304,7 @@ static bool place_ranks(hosts *hs, const int *hosts, int ranks, int rank) {
 static void close_hosts(un_group *g) {
     hosts *hs = hosts_of(g);
     wire closed = wire_of(g, WIRE_CLOSED);
+    closed.number = hs->posted;
     uint64_t word = atomic_load(&g->segment.header->abort);
     if (word) send_abort(g, word); /* peers that learn that we left should know why */
     tell_mates(g, &closed, hs->reach.sent, (size_t)g->ranks * sizeof(uint64_t));
@@ -417,6 +367,7 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
         free_hosts(hs);
         return UN_SYSTEM;
     }
+    plan_posts(hs);
     hs->inner = inner;
     inner->is_inner = true;
     inner->poll = drive_network;
@@ -466,20 +417,24 @@ bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *
 
 void un_group_lose(un_group *g, int rank, bool is_silent) {
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || !is_elsewhere(g, rank)) return;
+    rank_of_hosts *r = &hosts_of(g)->of[rank];
     control *theirs = control_of(g, rank);
-    if (!atomic_load(&theirs->closed)) {
+    lock_network();
+    un_link *link = r->link;
+    bool has_left = atomic_load(&theirs->closed) || r->last_call;
+    unlock_network();
+    if (!has_left) {
         write_word(&theirs->ending, is_silent ? (uint64_t)UN_ENDING_SILENT : 1);
         abort_group(g, UN_PEER_LOST, rank, 0);
     }
-    lock_network();
-    un_link *link = hosts_of(g)->of[rank].link;
-    unlock_network();
     break_link(link);
 }
 
 void un_group_leave(un_group *g, int rank) {
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || !is_elsewhere(g, rank)) return;
-    mirror_closed(g, rank);
+    lock_network();
+    mirror_closed(hosts_of(g), rank);
+    unlock_network();
 }
 
 /* The group is over, and nothing will take what has arrived for it: its senders wait for that. */

@@ -4,7 +4,7 @@
  * its peers it also sends to its mate on each other host, which writes it into that rank's control
  * block there, its mirror: descriptors, notes, the abort word, that it has left, what it waits for.
  * So all that ranks of one host do with each other's control blocks works over hosts too: meeting,
- * comparing, error texts.
+ * comparing, error texts. Descriptors go from host to host: see posts.c.
  *
  * What does not fit into a descriptor moves by lanes.c: inside a host through a second group of its
  * ranks, `inner`; between hosts from memory to memory. Messages go from process to process.
@@ -12,6 +12,7 @@
  * base/ and local/ call this folder through the table `reach` of base/group.h.
  *
  * hosts      what a group knows of its hosts; mirrors
+ * posts      descriptors: by which hosts they travel
  * order      arithmetic in the order of hosts
  * messages   point to point
  * lanes      large calls
@@ -25,10 +26,10 @@
 
 enum wire_kind {
     WIRE_HELLO = 1, /* the sender has opened the group */
-    WIRE_DESCRIPTOR,      /* number: the call; words: signature, bytes, hash; then sizes and payload */
+    WIRE_POSTS,     /* descriptors; number: the call; the rest is the first one, see posts.c */
     WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
     WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
-    WIRE_CLOSED,    /* then messages and replies sent to each rank before */
+    WIRE_CLOSED,    /* number: of its last call; then messages and replies sent to each rank before */
     WIRE_ASK,     /* where are you? number: in which call of ours */
     WIRE_WAITING, /* words: as in the control block; then messages sent to, received from each rank */
     WIRE_ENTRY,   /* a message; extra: its dtype; number: of the channel; words: handle, tag, bytes */
@@ -60,6 +61,8 @@ typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
     size_t address_bytes;
     uint64_t own_proof, proof; /* what we send to it carries, and what it sends to us */
     un_link *link; /* NULL: not needed yet; with the network's lock */
+    uint32_t posted[2]; /* what follows its latest descriptors, see posts.c; with the network's lock */
+    uint64_t last_call; /* it has left the group after that one, plus 1; with the network's lock */
     uint64_t entries_sent, entries_read; /* of messages, with their lock */
     parcel_queue ahead;                  /* entries that arrived out of order */
     parcel_queue expected;               /* its receives that wait for a message of ours */
@@ -79,9 +82,14 @@ typedef struct hosts { /* of a group */
     rank_of_hosts *of;  /* each rank of the group */
     uint8_t *where;     /* for `reach` */
     bool rounds;        /* see order.c */
+    bool spreads;       /* see posts.c */
+    int steps;          /* of a descriptor's travel */
     struct hosts *next; /* of this process */
 
     /* with the network's lock */
+    uint64_t posted;         /* our latest call */
+    int *step;               /* by lane: how many steps of it we have done */
+    bool is_left;            /* some rank has left the group */
     parcel_queue early;      /* data that arrived before it was wanted */
     struct wanted *wanted;   /* data that has not arrived yet */
     parcel_queue inbox;      /* messages and replies, for the thread with the lock of the messages */
@@ -102,6 +110,7 @@ static inline int mate_on(const hosts *hs, int host) {
 }
 
 un_link *link_of(un_group *g, int rank);
+int listener_on(const un_group *g, int number, int index);
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes);
 wire wire_of(const un_group *g, enum wire_kind kind);
 
@@ -151,6 +160,13 @@ typedef struct host_tree {
 host_tree *make_host_tree(execution *x); /* NULL: no memory */
 void free_host_tree(host_tree *tree);
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes);
+
+/* posts.c; but for the first, with the network's lock */
+void post_descriptor(execution *x);
+void receive_posts(hosts *hs, const wire *head, const char *data, size_t bytes);
+void tell_posted(hosts *hs, int host); /* our latest descriptor, at once */
+void mirror_closed(hosts *hs, int rank);
+void plan_posts(hosts *hs);
 
 /* messages.c: with the lock of the messages, but for receive_message */
 bool receive_message(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote);

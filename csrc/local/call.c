@@ -62,11 +62,10 @@ static void post_call(execution *x, un_status refusal) {
     descriptor *mine = descriptor_of(g, g->rank, x->number);
     uint64_t signature = signature_of_call(x->call) | x->marks;
     if (refusal) signature = refusal_of(x->call, refusal);
-    uint64_t bytes = refusal ? 0 : x->bytes, hash = refusal ? 0 : hash_of(x);
     write_word(&mine->signature, signature);
-    write_word(&mine->bytes, bytes);
-    write_word(&mine->hash, hash);
-    if (g->reach) g->reach->post(x, signature, bytes, hash);
+    write_word(&mine->bytes, refusal ? 0 : x->bytes);
+    write_word(&mine->hash, refusal ? 0 : hash_of(x));
+    if (g->reach) g->reach->post(x);
     publish(g, &mine->call, x->number);
 }
 

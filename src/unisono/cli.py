@@ -22,9 +22,13 @@ COMMANDS = {
         "unisono.doctor.command",
         "Check this machine and every primitive on it, or show saved REPORTS.",
     ),
+    "layout": (
+        "unisono.plan.layouts.command",
+        "Rank the layouts of a model on a cluster: tp x cp x pp x dp x ep, memory and time.",
+    ),
     "learn": (
         "unisono.learn.command",
-        'The course "Collectives from zero", with exercises.',
+        'The course "Collectives from zero": read, solve, check, go on.',
     ),
     "plan": ("unisono.plan.command", "Compare the algorithms of a collective, or show one."),
     "run": ("unisono.launcher.command", "Start PROGRAM on several ranks of this machine."),

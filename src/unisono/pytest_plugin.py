@@ -34,8 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(count, backend=..., timeout_s=...): run the test on this many ranks, processes of "
-        "one world; a list of counts repeats the test (unisono)",
+        "ranks(count, backend=..., timeout_s=..., sanitize=...): run the test on this many ranks, "
+        "processes of one world; a list of counts repeats the test (unisono)",
     )
 
 

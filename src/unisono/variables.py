@@ -339,10 +339,10 @@ WATCH_CHECK = Variable(
     "1: calls of watched groups are compared before data moves",
     _switch,
 )
-WATCH_EQUAL = Variable(
-    "UNISONO_WATCH_EQUAL",
-    "every how many forward passes of DDP the ranks' numbers are compared",
-    _whole(1, "a number of forward passes"),
+SANITIZE = Variable(
+    "UNISONO_SANITIZE",
+    "1: the sanitizer, which finds what makes numbers wrong, starts with the watch",
+    _switch,
 )
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",

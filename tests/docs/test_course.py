@@ -99,6 +99,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         assert "Go to a folder of your own, or name one" in begun.output
 
 
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "chapter_01.py").mkdir()
+    checked = run("--folder", tmp_path)
+    assert checked.exit_code == 1
+    assert "every_size_th: " in checked.output
+    (tmp_path / "chapter_01.py").rmdir()
+    (tmp_path / "chapter_01.py").write_bytes(b"\xff = 1\n")
+    checked = run("--folder", tmp_path)
+    assert checked.exit_code == 1
+    assert "my_share: " in checked.output
+
+
 def test_check_without_an_exercise_says_what_to_do(tmp_path: Path) -> None:
     checked = run("check", "--folder", tmp_path)
     assert checked.exit_code == 1

@@ -2,7 +2,8 @@
 
 The comments at the top of each program say which ranks are at fault and, unless it is 3 ranks in
 both of our setups, how many ranks it runs on and in which setups of runner.py the bug can occur.
-The line that a good verdict names is marked with `# <- here`.
+The line that a good verdict names is marked with `# <- here`. A program that fails nowhere, and
+only computes wrong numbers, says so (`# silent: ...`): it runs under the sanitizer.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Fault:
     setups: tuple[str, ...]
     line: int
     story: str
+    silent: str
 
     @property
     def name(self) -> str:
@@ -46,7 +48,7 @@ class Fault:
 def read(path: Path) -> Fault:
     """What a program's comments say about it."""
     text = path.read_text()
-    head = dict(re.findall(r"^# (ranks|culprit|setups): (.*)$", text, re.MULTILINE))
+    head = dict(re.findall(r"^# (ranks|culprit|setups|silent): (.*)$", text, re.MULTILINE))
     lines = text.splitlines()
     return Fault(
         path=path,
@@ -55,6 +57,7 @@ def read(path: Path) -> Fault:
         setups=tuple(head.get("setups", "unisono watched").split()),
         line=next(number for number, line in enumerate(lines, 1) if "# <- here" in line),
         story=text.split('"""')[1],
+        silent=head.get("silent", ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/diagnosis.md's table: `python -m faults.page --output ../docs/diagnosis.md`.
+"""Writes what is said of each program: `python -m faults.page --output docs/diagnosis-corpus.md`.
 
 Text above the mark in that file is kept. With `--outcomes FILE ...` nothing is run: the outcomes
 are those that `python -m faults --json` printed, perhaps in several parts.

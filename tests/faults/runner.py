@@ -30,7 +30,8 @@ import torch.distributed as dist
 
 import unisono.torch_backend.creation
 import unisono.torch_backend.process_group
-import unisono.watch.attach  # noqa: F401  all that ranks need, loaded once
+import unisono.watch.attach
+import unisono.watch.sanitizer.session  # noqa: F401  all that ranks need, loaded once
 from unisono import watch
 from unisono.processes import end_with_parent
 
@@ -160,6 +161,8 @@ def _be_rank(
         store = dist.TCPStore(hosts[0].ipv4, PORT, ranks, is_master=rank == 0)
     if ours:
         watch.start(hang_s=HANG_S, check=setup == "checked")
+        if "\n# silent: " in program.read_text():
+            watch.sanitize()
     backend = "unisono" if setup == "unisono" else "gloo"
     timeout = timedelta(seconds=600 if ours else PEERS_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)

@@ -2,7 +2,7 @@
 /* Rank 2 is on another host. Rank 0 hears from it, and writes its descriptor into its mirror on this host; rank 1
  * waits for that descriptor, and sleeps where it comes too early.
  *
- * deliver, receive, mirror_descriptor, publish_mirror, await_flag, sleep_for: as between ranks of one host, nobody
+ * deliver, receive, mirror_post, publish_mirror, await_flag, sleep_for: as between ranks of one host, nobody
  * sleeps through it, and whoever wakes up reads what was posted. */
 #define RANKS 3
 #include "model.h"
@@ -10,9 +10,11 @@
 #include "base/system.c"
 #include "base/wait.c"
 #include "hosts/hosts.c"
+#include "hosts/posts.c"
 
 static uint8_t where[2][RANKS] = {{HERE, HERE, HEARD}, {HERE, HERE, ELSEWHERE}};
 static hosts known[2]; /* by ranks 0 and 1 */
+static rank_of_hosts of[2][RANKS];
 static const un_call call = {.timeout_ns = INT64_MAX / 2};
 
 static void attend(bool begins) {}
@@ -20,13 +22,14 @@ static void attend(bool begins) {}
 static void open_hosts(int rank) {
     hosts *hs = &known[rank];
     hs->group = &ranks[rank];
+    hs->of = of[rank];
     hs->reach.where = where[rank], hs->reach.attend = attend;
     ranks[rank].reach = &hs->reach;
 }
 
 static void *hear(void *argument) {
     char payload = 7;
-    wire head = {.kind = WIRE_DESCRIPTOR, .from = 2, .number = 1};
+    wire head = {.kind = WIRE_POSTS, .from = 2, .number = 1, .extra = 2 << RANK_SHIFT | 1 << FLAG_BITS};
     deliver(&head, &payload, 1, NULL);
     return NULL;
 }

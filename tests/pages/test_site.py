@@ -73,6 +73,7 @@ def test_search_finds_a_page_and_leads_there(visit: Visit) -> None:
     until(page, "document.querySelectorAll('#search-results li a').length > 3")
     titles = page.locator("#search-results li a").all_inner_texts()
     assert any("unisono.reduce_scatter" in title for title in titles), titles
+    until(page, "document.querySelectorAll('#search-results .summary').length > 3")
     page.locator("#search-results li a").first.click()
     assert "reduce_scatter" in page.locator("article").inner_text()
 
@@ -100,6 +101,56 @@ def test_no_picture_is_cut_on_a_phone(browser: Any, site: Path, name: str) -> No
     assert page.evaluate(CUT) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     visit.page.context.close()
+
+
+CROWDED = (Path(__file__).parent / "crowded.js").read_text()
+WIDTHS = (1280, 768, 390)
+
+
+LONGEST_PX = 15_000
+WRITTEN = {"diagnosis.html", "architecture.html", "genindex.html"}
+"""What a command writes, or is read from one end to the other."""
+
+
+def test_no_page_is_cut_and_none_is_endless(visit: Visit, site: Path) -> None:
+    found = {}
+    for path in sorted(site.rglob("*.html")):
+        name = path.relative_to(site).as_posix()
+        if name.startswith("_static"):
+            continue
+        visit.page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+        page = visit.go(name)
+        height = page.evaluate("document.documentElement.scrollHeight")
+        if height > LONGEST_PX and name not in WRITTEN:
+            found[name] = [f"{height} px are too long"]
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            if crowded := page.evaluate(CROWDED):
+                found[f"{name} at {width} px"] = crowded
+    assert found == {}
+
+
+def test_crowded_pages_are_noticed(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.set_content(
+        "<article><pre style='overflow: auto'>" + "x" * 200 + "</pre>"
+        "<div style='width: 500px'>wide</div><p style='width: 20px; overflow: hidden'>unbroken</p>"
+        "<svg><text y=20>one</text><text y=22>two</text></svg></article>"
+    )
+    found = page.evaluate(CROWDED)
+    page.close()
+    for what in ("wider than the window", "scrolls without", "cut: DIV", "cut: P", "labels"):
+        assert any(what in one for one in found), (what, found)
+
+
+def test_the_start_page_answers_three_questions_at_first_sight(visit: Visit) -> None:
+    """What it is, how to start, and where to go for a problem."""
+    page = visit.go("index.html")
+    lowest = page.evaluate("document.querySelector('.doors').getBoundingClientRect().bottom")
+    assert lowest <= 900
+    words = page.locator("article").inner_text()
+    asked = ("pip install", "unisono demo", "hangs", "slow", "Tests", "Weights", "Serving")
+    assert [word for word in (*asked, "Learning") if word not in words] == []
 
 
 def test_the_ring_of_the_start_page_plays(visit: Visit) -> None:
@@ -147,10 +198,13 @@ def test_every_public_name_is_in_the_reference(visit: Visit) -> None:
 
     for module, title in ((unisono, "unisono"), (unisono.plan, "unisono.plan"),
                           (unisono.training, "unisono.training")):  # fmt: skip
-        page = visit.go(f"reference/{title}.html")
-        found = set(page.evaluate("[...document.querySelectorAll('dt[id]')].map(dt => dt.id)"))
         own = [name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)]
-        assert {f"{title}.{name}" for name in own} <= found
+        page = visit.go(f"reference/{title}.html")
+        listed = page.locator("article td:first-child a").all_inner_texts()
+        assert sorted(own) == sorted(listed)
+        for name in own:
+            source = (visit.site / f"reference/{title}.{name}.html").read_text()
+            assert f'id="{title}.{name}"' in source
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -51,7 +51,7 @@ class Server:
 
     health = "health"
 
-    def __init__(self, model: Path, workers: int, log: Path, **settings: str) -> None:
+    def __init__(self, model: Path, workers: int, log: Path, *more: str, **settings: str) -> None:
         self.port, self.workers, self.log = free_port(), workers, log
         self.url = f"http://127.0.0.1:{self.port}"
         options = {
@@ -62,7 +62,8 @@ class Server:
             "--tensor-parallel-size": str(workers),
             "--weight-transfer-config": json.dumps({"backend": "unisono"}),
         }
-        given = [text for pair in options.items() for text in pair] + ["--enforce-eager"]
+        given = [text for pair in options.items() for text in pair]
+        given += ["--enforce-eager", *more]
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given],
@@ -83,13 +84,14 @@ class Server:
             except requests.ConnectionError:
                 time.sleep(1)
 
-    def answers(self) -> list[list[int]]:
+    def answers(self, **more: str) -> list[list[int]]:
         """What it generates for the prompts, without its cache from older weights."""
         requests.post(f"{self.url}/reset_prefix_cache", timeout=ANSWER_S).raise_for_status()
-        return [self.answer(prompt) for prompt in PROMPTS]
+        return [self.answer(prompt, **more) for prompt in PROMPTS]
 
-    def answer(self, prompt: list[int]) -> list[int]:
+    def answer(self, prompt: list[int], **more: str) -> list[int]:
         asked = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+        asked |= more
         answer = requests.post(
             f"{self.url}/v1/completions", json=asked | {"return_token_ids": True}, timeout=ANSWER_S
         )

@@ -29,6 +29,7 @@ VLLM = {
         class WeightTransferUpdateInfo: pass
         class TrainerInitInfo: pass
         class TrainerWeightTransferEngine: pass
+        class ModuleSource: pass
         class WeightTransferEngine:
             def parse_update_info(self, given): return self.update_info_cls(**given)
     """,
@@ -55,22 +56,19 @@ def vllm(tmp_path: Path) -> str:
 
 
 class Model(torch.nn.Module):
-    """Fails when version 2 has been loaded halfway."""
+    """Fails when version 2 has been loaded halfway: the loader runs three times for its plan."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
-        self.fails = fails
+        self.fails, self.loads = fails, 0
         self.first, self.second = (torch.nn.Parameter(torch.zeros(1000)) for _ in range(2))
 
     def load_weights(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.loads += 1
         for name, tensor in pairs:
-            parameter = self.get_parameter(name)
-            if tensor.is_meta:
-                assert parameter.shape == tensor.shape
-            elif self.fails and name == "second" and tensor[0] == 2:
+            if self.fails and name == "second" and self.loads == 3 + 2:
                 raise MemoryError("no room for the layer's kernels")
-            else:
-                parameter.data.copy_(tensor)
+            self.get_parameter(name).data.copy_(tensor)
 
 
 def update_twice(rank: int, size: int, path: str, vllm: str, port: int) -> Any:

@@ -535,3 +535,53 @@ def test_weights_in_inference_mode(comm: Communicator, made: bool, updated: bool
             assert tensor.unique().tolist() == [version]
             assert tensor.is_inference() == made, "a tensor stays what it was"
         assert party.version == version
+
+
+@pytest.mark.ranks(3)
+def test_an_adapter_has_versions_of_its_own(comm: Communicator) -> None:
+    """Beside base weights that stay, over the same group; a failure leaves both as they are."""
+
+    def adapter(version: int) -> dict[str, torch.Tensor]:
+        shapes = {"q.lora_A": (2 + version, 8), "q.lora_B": (6, 2 + version)}  # of another rank
+        return {name: torch.full(shape, float(version)) for name, shape in shapes.items()}
+
+    if comm.rank == 0:
+        sent: dict[str, torch.Tensor] = {}
+        with WeightSender(comm, trainer_weights(1)) as base, WeightSender(comm, sent) as adapters:
+            assert base.update().version == 1
+            for version in (1, 2):
+                sent.update(adapter(version))
+                assert adapters.update().version == version
+            sent.update(adapter(3))
+            with pytest.raises(WeightUpdateError, match="rank 2: MemoryError"):
+                adapters.update()
+            assert base.update().version == 2
+            assert adapters.update().version == 3
+        return
+    served, slots = empty_weights(), {}
+    fails: list[int] = []
+
+    def prepare(new: dict[str, torch.Tensor]) -> None:
+        if fails and comm.rank == 2:
+            raise MemoryError("no slot")
+
+    with (
+        WeightReceiver(comm, served) as base_receiver,
+        WeightReceiver(comm, prepare=prepare, commit=slots.update) as adapter_receiver,
+    ):
+        base_receiver.update()
+        for version in (1, 2):
+            adapter_receiver.update()
+            assert adapter_receiver.version == version
+        fails.append(1)
+        with pytest.raises(WeightUpdateError, match="no slot"):
+            adapter_receiver.update()
+        fails.clear()
+        assert_has(served, 1)
+        for name, tensor in adapter(2).items():
+            assert torch.equal(slots[name], tensor), name
+        assert (base_receiver.version, adapter_receiver.version) == (1, 2)
+        base_receiver.update()
+        adapter_receiver.update()
+        assert (base_receiver.version, adapter_receiver.version) == (2, 3)
+        assert torch.equal(slots["q.lora_A"], adapter(3)["q.lora_A"])

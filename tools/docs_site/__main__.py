@@ -38,7 +38,7 @@ def build(output: Path, work: Path) -> int:
     pictures |= players.write_all(source)
     sources.write_pages(ROOT, source, pictures)
     notebooks.write_all(ROOT / "docs", source / "_static/notebooks")
-    names = [*reference.write_pages(source), command_line.write_page(source)]
+    names = [*reference.write_pages(source), command_line.write_pages(source)]
     sources.write_start_page(ROOT, source, names, pictures)
     shutil.rmtree(output, ignore_errors=True)
     # -n is left out: types of torch and NumPy in signatures have no page here.

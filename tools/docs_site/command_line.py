@@ -9,16 +9,29 @@ import click
 
 from unisono.cli import main
 
-_WIDTH = 96
+_WIDTH = 78
 
 
-def write_page(source: Path) -> str:
-    """Write the page below `source`; returns its name."""
-    text = "# The command line\n\nWhat every command says of itself by `--help`.\n\n"
-    for path, command in commands(("unisono",), main):
-        text += f"## {' '.join(path)}\n\n```text\n{help_of(path, command)}\n```\n\n"
-    (source / "reference").mkdir(parents=True, exist_ok=True)
-    (source / "reference/command_line.md").write_text(text)
+def write_pages(source: Path) -> str:
+    """Write a page that lists the commands, and one for each of them, with the commands below it;
+    returns the name of the first."""
+    folder = source / "reference"
+    folder.mkdir(parents=True, exist_ok=True)
+    (_, whole), *below = commands(("unisono",), main)
+    pages: dict[str, str] = {}
+    for path, command in below:
+        heading = "#" * (len(path) - 1)
+        told = f"{heading} {' '.join(path)}\n\n```text\n{help_of(path, command)}\n```\n\n"
+        pages[path[1]] = pages.get(path[1], "") + told
+    for name, text in pages.items():
+        (folder / f"command_line.{name}.md").write_text(text)
+    links = ", ".join(f"[{name}](command_line.{name}.md)" for name in pages)
+    listed = "".join(f"unisono {name} <command_line.{name}>\n" for name in pages)
+    (folder / "command_line.md").write_text(
+        "# The command line\n\nWhat every command says of itself by `--help`: "
+        f"{links}.\n\n```text\n{help_of(('unisono',), whole)}\n```\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{listed}```\n"
+    )
     return "reference/command_line"
 
 

@@ -1,4 +1,5 @@
-"""The API reference, from signatures and docstrings, which are written in markdown."""
+"""The API reference, from signatures and docstrings, which are written in markdown: a page for
+each module, which lists its names, and one for each name."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sources import BadSource
+from sources import BadSource, title_of
 
 import unisono
 import unisono.plan
+import unisono.plan.layouts
 import unisono.pytest_plugin
 import unisono.testing
 import unisono.training
@@ -26,6 +28,8 @@ _DATA = {
     "unisono.plan.PRESETS": "Topologies by name, with where their numbers come from (`source`).",
 }
 """What has no docstring of its own."""
+_PAGES = 4
+"""How many pages an entry leads to."""
 _TYPES = """(types-in-signatures)=
 ## Types in signatures
 
@@ -48,7 +52,7 @@ Type checkers know all of it: mypy and pyright find the right overload for `asyn
 
 
 def write_pages(source: Path) -> list[str]:
-    """Write the reference below `source`; returns the names of its pages.
+    """Write the reference below `source`; returns the names of the modules' pages.
 
     Raises BadSource if a public name has no docstring.
     """
@@ -59,17 +63,23 @@ def write_pages(source: Path) -> list[str]:
         **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in modules},
         "unisono.training": _of_module(unisono.training),
         "unisono.plan": _of_module(unisono.plan),
+        "unisono.plan.layouts": _of_module(unisono.plan.layouts),
     }
     names = []
     for title, (module, members) in pages.items():
         text = f"# {title}\n\n{_opening(module)}\n"
-        text += "{ref}`types-in-signatures` explains the names of types.\n\n"
         for heading, names_of_kind in _by_kind(module, members).items():
-            links = ", ".join(f"[{member}](#{member.lower()})" for member in names_of_kind)
-            text += f"## {heading}\n\n{links}\n\n"
+            text += f"## {heading}\n\n| | |\n|---|---|\n"
             for member in names_of_kind:
-                entry = "".join(_entry(title, member, getattr(module, member)))
-                text += f"### {member}\n\n{entry}"
+                value = getattr(module, member)
+                told = _first_sentence(f"{title}.{member}", value)
+                text += f"| [{member}]({title}.{member}.md) | {told} |\n"
+                entry = "".join(_entry(title, member, value))
+                entry += f"\n{_see_also(source, title, member)}\n"
+                _write(source, f"{title}.{member}", f"# {title}.{member}\n\n{entry}")
+            text += "\n"
+        listed = "".join(f"{member} <{title}.{member}>\n" for member in members)
+        text += f"```{{toctree}}\n:hidden:\n\n{listed}```\n\n"
         names.append(_write(source, title, text + (_TYPES if module is unisono else "")))
     names.append(_write(source, "unisono.testing", _testing()))
     return names
@@ -99,6 +109,23 @@ def _opening(module: ModuleType) -> str:
     if not text:
         raise BadSource(f"{module.__name__} has no docstring")
     return text.partition("\n\n")[0] + "\n"
+
+
+def _see_also(source: Path, title: str, member: str) -> str:
+    """The pages of the site that show a name most often."""
+    call = re.compile(rf"(?<![\w.]){title}\.{member}\b|`{member}[`(]|\b{member}\(")
+    pages = [page for page in sorted(source.glob("*.md")) if page.stem != "changelog"]
+    shown = {page: len(call.findall(page.read_text())) for page in pages}
+    most = sorted((page for page in pages if shown[page]), key=lambda page: -shown[page])
+    links = [f"[{title_of(page)}](../{page.name})" for page in most[:_PAGES]]
+    types = "{ref}`types-in-signatures` explains the names of types."
+    return types + (f" See also {', '.join(links)}." if links else "")
+
+
+def _first_sentence(full: str, value: Any) -> str:
+    """What a name is, in the table of its module."""
+    told = _DATA.get(full) or as_markdown(_docstring(full, value)).partition("\n\n")[0]
+    return re.split(r"(?<=[.:;])\s", " ".join(told.split()), maxsplit=1)[0].rstrip(":;")
 
 
 def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:

@@ -64,6 +64,8 @@ def all_reduce(
     Raises TypeError on every rank for the mean of integers. Raises ValueError on every rank for an
     unknown algorithm, and, with the path to the difference, if structures differ.
 
+    Cost: each of n ranks moves 2 (n - 1) / n of the tensor's bytes, if these are many.
+
     >>> unisono.all_reduce(torch.tensor([1.0, 2.0]), "mean")
     tensor([1., 2.])
     >>> unisono.all_reduce({"loss": 0.5, "correct": torch.tensor([3])})
@@ -103,6 +105,8 @@ def reduce(
 
     Raises TypeError for the mean of integers, ValueError if `dst` is not a rank of the group.
 
+    Cost: every other rank sends the tensor's bytes once.
+
     >>> total = unisono.reduce(torch.ones(2), dst=1)
     >>> total is None if comm.rank == 0 else total.tolist() == [2, 2]
     True
@@ -134,6 +138,8 @@ def broadcast(
     those of `src`.
 
     Raises ValueError on every rank, with the path, if structures differ, or `src` is not a rank.
+
+    Cost: every other rank receives the tensor's bytes once.
 
     >>> unisono.broadcast(torch.full((2,), comm.rank), src=1)
     tensor([1, 1])
@@ -169,6 +175,8 @@ def all_gather(
 
     Raises TypeError on every rank for what cannot be sent, ValueError if `out` does not fit.
 
+    Cost: each of n ranks moves (n - 1) / n of the bytes of the result.
+
     >>> unisono.all_gather(torch.ones(comm.rank))
     [tensor([]), tensor([1.])]
     """
@@ -198,6 +206,8 @@ def gather(
     right shapes, and is returned. With `async_op` a Work is returned, whose `wait()` returns that.
 
     Raises TypeError for what cannot be sent, ValueError if `dst` is not a rank of the group.
+
+    Cost: every other rank sends its tensor's bytes once, all to one rank.
 
     >>> everyone = unisono.gather(torch.tensor(comm.rank), dst=0)
     >>> everyone == ([torch.tensor(0), torch.tensor(1)] if comm.rank == 0 else None)
@@ -234,6 +244,8 @@ def scatter(
 
     Raises ValueError for tensors that cannot be divided, or on a rank other than `src`; TypeError
     for several dtypes.
+
+    Cost: every other rank receives its part's bytes once, all from one rank.
 
     >>> mine = unisono.scatter([torch.zeros(1), torch.ones(2)] if comm.rank == 0 else None)
     >>> mine.tolist() == ([0] if comm.rank == 0 else [1, 1])
@@ -273,6 +285,8 @@ def reduce_scatter(
     first dimension. With `async_op` a Work is returned, whose `wait()` returns the part.
 
     Raises TypeError for the mean of integers, ValueError for tensors that cannot be divided.
+
+    Cost: each of n ranks moves (n - 1) / n of the bytes of `tensors`, if these are many.
 
     >>> unisono.reduce_scatter(torch.tensor([1.0, 2.0])) / (comm.rank + 1)  # [2] and [4]
     tensor([2.])
@@ -315,6 +329,8 @@ def all_to_all(
     `wait()` returns the result.
 
     Raises ValueError for tensors that cannot be divided, TypeError for several dtypes.
+
+    Cost: each of n ranks moves (n - 1) / n of the bytes of `tensors`.
 
     >>> unisono.all_to_all(torch.tensor([10, 20])) - 10 * comm.rank  # [10, 10] and [20, 20]
     tensor([10, 10])

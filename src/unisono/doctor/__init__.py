@@ -9,4 +9,5 @@ ranks.py              the self-test on new ranks, one backend after the other
 host_links.py         the links between hosts, and which one is slow
 saved_reports.py      reports of the watch that ranks have saved
 incident_page.py      the same as a page
+topology.py           this machine as a topology, for `unisono plan` and `unisono layout`
 """

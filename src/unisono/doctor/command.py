@@ -30,6 +30,12 @@ from unisono.world.environment import read_rank_info
     help="Measure the links between hosts; run it on every host, by torchrun, srun or mpirun.",
 )
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
+@click.option(
+    "--topology",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Measure this machine and write it as a topology for `unisono plan` and `layout`.",
+)
 @click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
 @click.option(
     "--html",
@@ -46,6 +52,7 @@ def doctor(
     as_json: bool,
     hosts: bool,
     variables: bool,
+    topology: Path | None,
     stacks: bool,
     html: Path | None,
     reports: tuple[Path, ...],
@@ -72,6 +79,14 @@ def doctor(
     elif hosts:
         _check_options(context, "--hosts", "hosts", "as_json")
         well = _check_hosts(as_json)
+    elif topology is not None:
+        _check_options(context, "--topology", "topology")
+        require_torch("unisono doctor --topology")
+        from unisono.doctor.topology import write_topology
+
+        check_writable(topology)
+        click.echo(write_topology(topology))
+        well = True
     elif variables:
         _check_options(context, "--variables", "variables")
         from unisono.doctor.diagnosis import print_variables

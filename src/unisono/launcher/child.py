@@ -59,7 +59,7 @@ def main() -> None:
             os.sched_setaffinity(0, instructions.pins[rank])
         _write_in_lines()
         _look_like_the_parent(instructions)
-        if variables.WATCH.read_or_warn():
+        if variables.WATCH.read_or_warn() or variables.SANITIZE.read_or_warn():
             from unisono import watch
 
             watch.start_if_asked()
@@ -154,8 +154,8 @@ def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
         results.send(FINISHED)
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        sys.exit(error.code)  # again, by the function, which the watch follows
     except BaseException as error:
         sys.last_value = error  # as Python does, for code that looks at it on exit
         exit_code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

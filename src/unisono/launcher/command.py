@@ -26,7 +26,7 @@ from unisono.launcher.store import LazyStore
 from unisono.output_files import open_at_once
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
-from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SITES, WATCH, WATCH_EQUAL
+from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SANITIZE, SITES, WATCH
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
 
@@ -109,9 +109,10 @@ class _Seconds(click.FloatRange):
     "inf: never.",
 )
 @click.option(
-    "--check-equal",
+    "--sanitize",
     is_flag=True,
-    help="Compare the ranks' DDP models every 100 passes. Implies --watch.",
+    help="Find what makes numbers wrong: replicas that differ, races (UNISONO_SANITIZE=1). Implies "
+    "--watch; exit status 3 if there is a proof.",
 )
 @click.option(
     "--trace",
@@ -168,7 +169,8 @@ def run(**given: Any) -> None:
         crew = Crew(listener, interrupts, values=False, captured=wanted.capture, logs=logs)
         store.listen(crew.selector)
         keeper, inherited = None, []
-        if WATCH.read(os.environ | variables):  # it ends after the ranks
+        is_watched = WATCH.read(os.environ | variables) or SANITIZE.read(os.environ)
+        if is_watched:  # the keeper ends after the ranks
             settings_of()  # so that an invalid variable is one error, before any rank starts
             trace = wanted.trace and wanted.trace.absolute()
             keeper = RecordKeeper(trace, wanted.watch_grace_s, crew.give_up)
@@ -202,7 +204,7 @@ class _Wanted:
     log_dir: str | None
     watch: bool
     watch_grace_s: float
-    check_equal: bool
+    sanitize: bool
     trace: Path | None
     program: str
     args: tuple[str, ...]
@@ -227,8 +229,8 @@ class _Wanted:
         wanted = {
             BACKEND.name: None if self.backend is None else _known_backend(self.backend),
             REPLACE.name: self.replace,
-            WATCH.name: "1" if self.watch or self.check_equal or is_traced else None,
-            WATCH_EQUAL.name: "100" if self.check_equal else None,
+            WATCH.name: "1" if self.watch or self.sanitize or is_traced else None,
+            SANITIZE.name: "1" if self.sanitize else None,
             SITES.name: "1" if is_traced else None,
         }
         return {name: text for name, text in wanted.items() if text is not None}

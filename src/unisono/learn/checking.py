@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unisono.errors import RanksFailed, RanksTimedOut
 from unisono.launcher.functions import launch
 from unisono.learn.chapters import Chapter
-from unisono.learn.checks import CHECKS, Check
+from unisono.learn.checks import CHECKS, FunctionCheck
 from unisono.learn.checks.requirements import Missing, Wrong
 from unisono.world.world import init
 
@@ -37,7 +37,7 @@ def verdicts(chapter: Chapter, file: Path) -> Iterator[Verdict]:
         yield _verdict(chapter, check, file)
 
 
-def _verdict(chapter: Chapter, check: Check, file: Path) -> Verdict:
+def _verdict(chapter: Chapter, check: FunctionCheck, file: Path) -> Verdict:
     slower = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
     try:
         exercise = _Functions(file, chapter.exercise)
@@ -59,16 +59,16 @@ def _verdict(chapter: Chapter, check: Check, file: Path) -> Verdict:
     return Verdict(check.function, "")
 
 
-def _check_on_rank(check: Check, file: Path, handed_out: str, call_s: float) -> None:
+def _check_on_rank(check: FunctionCheck, file: Path, handed_out: str, call_s: float) -> None:
     comm = init(timeout_s=call_s)
     check.run(_Functions(file, handed_out), comm)
 
 
-def _explain(check: Check, where: str, story: str, file: Path) -> Verdict:
+def _explain(check: FunctionCheck, where: str, story: str, file: Path) -> Verdict:
     """From a traceback to a sentence: which rank, what, and the last line of the reader's."""
     _, _, last = story.rpartition('\n  File "')
-    (raised,) = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S)
-    kind, _, said = raised.rstrip().partition(": ")
+    raised = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S) or story.splitlines()[-1:]
+    kind, _, said = raised[0].rstrip().partition(": ")
     name = kind.rpartition(".")[2]
     if name == "NotImplementedError":
         return Verdict(check.function, NOT_YET)

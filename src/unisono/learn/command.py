@@ -51,7 +51,7 @@ def learn(context: click.Context, folder: Path, html: bool) -> None:
         click.echo("All chapters are solved. `unisono learn list` names them.")
         return
     file = progress.file(chapter)
-    if html or not file.exists() or file.read_text(encoding="utf-8") == chapter.exercise:
+    if html or not progress.is_begun(chapter):
         _show(chapter, progress, html)
         _hand_out(chapter, progress)
         click.echo(f"Your exercise: {file}. Edit it, then run `unisono learn` again.")

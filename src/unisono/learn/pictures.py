@@ -31,7 +31,7 @@ _ARROW, _FLAT = 24, 0.7
 """Where there are no steps: the room between before and after, and how high a row is."""
 
 
-class Parts(NamedTuple):
+class Side(NamedTuple):
     """The numbers that a rank has, and whether they are sums."""
 
     values: list[int]
@@ -42,8 +42,8 @@ class Picture(NamedTuple):
     """What each rank has before and after a collective; no values where it has no buffer."""
 
     schedule: Schedule
-    before: list[Parts]
-    after: list[Parts]
+    before: list[Side]
+    after: list[Side]
 
 
 def example_of(schedule: Schedule) -> Example:
@@ -57,10 +57,10 @@ def picture_of(collective: str) -> Picture:
     schedule = find(collective, ALGORITHMS[collective]).schedule(RANKS, pieces=1)
     primitive, example = schedule.primitive, example_of(schedule)
     if primitive.is_empty:
-        return Picture(schedule, [Parts([])] * RANKS, [Parts([])] * RANKS)
-    before = [Parts(_numbers(example.input(rank))) for rank in range(RANKS)]
+        return Picture(schedule, [Side([])] * RANKS, [Side([])] * RANKS)
+    before = [Side(_numbers(example.input(rank))) for rank in range(RANKS)]
     after = [
-        Parts(_numbers(example.result(rank)), any(len(part.ranks) > 1 for part in parts or ()))
+        Side(_numbers(example.result(rank)), any(len(part.ranks) > 1 for part in parts or ()))
         for rank in range(RANKS)
         for parts in [origins(primitive, rank, RANKS)]
     ]
@@ -125,11 +125,11 @@ def _drawing(picture: Picture, kind: str, after: float, scale: float, between: l
     return shapes.drawing(kind, max(width, 372 if kind == "narrow" else 0), height, label, parts)
 
 
-def _columns(parts: list[Parts]) -> int:
+def _columns(parts: list[Side]) -> int:
     return max(1, *(len(part.values) for part in parts))
 
 
-def _cells(parts: Parts, x: float, y: float) -> Iterator[str]:
+def _cells(parts: Side, x: float, y: float) -> Iterator[str]:
     if not parts.values:
         yield shapes.text(x + 4, y + 5, "-", "soft", "start")
     for at, value in enumerate(parts.values):

@@ -26,6 +26,15 @@ class Progress:
         self.file(chapter).write_text(chapter.exercise, encoding="utf-8")
         return True
 
+    def is_begun(self, chapter: Chapter) -> bool:
+        """Whether there is an exercise that differs from what was handed out."""
+        try:
+            return self.file(chapter).read_bytes() != chapter.exercise.encode()
+        except FileNotFoundError:
+            return False
+        except OSError:  # a folder, say, of which the check will tell
+            return True
+
     @property
     def solved(self) -> set[int]:
         """The numbers of the chapters whose checks have passed; none if nobody can read them."""

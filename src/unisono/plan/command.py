@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +23,12 @@ from unisono.plan.complexity import costs_and_left_out
 from unisono.plan.draw import to_svg
 from unisono.plan.in_network import PIECES
 from unisono.plan.player import schedule_page
+from unisono.plan.progress import show_progress
 from unisono.plan.proof import verify
 from unisono.plan.schedule import COLLECTIVES, Schedule
 from unisono.plan.sizes import format_size, parse_size, parse_sizes
 from unisono.plan.topology import Topology, find_topology
 from unisono.show.table import print_whole, to_json
-
-_QUIET_S = 5.0
-"""How often progress is printed if stderr is not a terminal."""
 
 
 @click.command()
@@ -260,25 +257,6 @@ def _play(console: Console, request: _Request, path: Path) -> None:
     console.print(f"Wrote {path}.")
 
 
-@contextmanager
-def _progress(ranks: int) -> Iterator[Callable[[str], None]]:
-    """Show progress on stderr: a spinner on a terminal, otherwise a line now and then."""
-    what = f"simulating {ranks:,} ranks"
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(what) as status:
-            yield lambda text: status.update(f"{what}: {text}")
-        return
-    shown_s = [time.monotonic()]
-
-    def say(text: str) -> None:
-        if time.monotonic() - shown_s[0] > _QUIET_S:
-            shown_s[0] = time.monotonic()
-            click.echo(f"{what}: {text}", err=True)
-
-    yield say
-
-
 def _print_left_out(console: Console, left_out: Iterable[tuple[str, str]]) -> None:
     for name, reason in left_out:
         console.print(f"Left out: {name}, {reason}.")
@@ -291,7 +269,7 @@ def _print_unranked(console: Console, ranking: Ranking) -> None:
 
 
 def _rank(console: Console, request: _Request) -> None:
-    with _progress(request.ranks) as say:
+    with show_progress(request.ranks) as say:
         (ranking,) = request.rank((parse_size(request.size),), say)
         say("explaining the result")
         why = explain(ranking)
@@ -310,7 +288,7 @@ def _sweep(console: Console, request: _Request, range_of_sizes: str) -> None:
         raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {range_of_sizes!r}")
     if output is not None:
         tables.check_chart(output)
-    with _progress(request.ranks) as say:
+    with show_progress(request.ranks) as say:
         rankings = request.rank(sizes, say)
     title = tables.where(rankings[0], with_size=False)
     if request.as_json:

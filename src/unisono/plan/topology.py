@@ -23,6 +23,10 @@ class Topology:
     `switch_bytes_per_s`; with 0 ports they only forward it. `inside_switch_adds` says whether the
     switch inside a node adds, too. `name` is its name, `source` where its numbers come from.
 
+    A rank's device computes `flops_per_s` at most, and has `memory_bytes`, which it reads or writes
+    at `memory_bytes_per_s`; infinite: not known. The cluster has so many `devices`; 0: any number.
+    Only layouts need these (docs/layouts.md).
+
     Raises ValueError for invalid values.
 
     >>> from unisono import plan
@@ -44,6 +48,10 @@ class Topology:
     switch_ports: int = 0
     switch_bytes_per_s: float = math.inf
     inside_switch_adds: bool = False
+    flops_per_s: float = math.inf
+    memory_bytes: float = math.inf
+    memory_bytes_per_s: float = math.inf
+    devices: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -53,13 +61,15 @@ class Topology:
                 fits, wanted = isinstance(value, str), "a string"
             elif field.name in ("node_size", "cards"):
                 fits, wanted = type(value) is int and value >= 1, "an integer of at least 1"
+            elif field.name == "devices":
+                fits, wanted = type(value) is int and value >= 0, "an integer of at least 0"
             elif field.name == "switch_ports":
                 fits, wanted = type(value) is int and (value == 0 or value >= 4), "0, or 4 or more"
             elif field.name == "inside_switch_adds":
                 fits, wanted = type(value) is bool, "true or false"
             elif type(value) not in (int, float):
                 fits, wanted = False, "a number"
-            elif field.name.endswith("_per_s"):
+            elif field.name.endswith("_per_s") or field.name == "memory_bytes":
                 fits, wanted = value > 0, "more than 0"
             else:
                 fits, wanted = 0 <= value < math.inf, "0 or more"
@@ -145,6 +155,9 @@ _H100 = Topology(
     reduce_bytes_per_s=1100e9,
     call_s=14e-6,
     inside_switch_adds=True,
+    flops_per_s=989e12,
+    memory_bytes=80e9,
+    memory_bytes_per_s=3.35e12,
     source="NVIDIA DGX H100: NVLink 4, 900 GB/s both ways, NVLink SHARP; 8 cards of 400 Gb/s "
     f"InfiniBand NDR; {_HOP} (HBM3, 3.35 TB/s); overhead assumed",
 )
@@ -158,6 +171,8 @@ PRESETS = {
         card_bytes_per_s=25e9,
         reduce_bytes_per_s=650e9,
         inside_switch_adds=False,
+        flops_per_s=312e12,
+        memory_bytes_per_s=2.04e12,
         source="NVIDIA DGX A100: NVLink 3, 600 GB/s both ways; 8 cards of 200 Gb/s InfiniBand HDR; "
         f"{_HOP} (HBM2e, 2 TB/s); overhead assumed",
     ),
@@ -170,6 +185,9 @@ PRESETS = {
         cards=2,
         reduce_bytes_per_s=300e9,
         inside_switch_adds=False,
+        flops_per_s=125e12,
+        memory_bytes=16e9,
+        memory_bytes_per_s=0.9e12,
         source="Summit (ORNL, 2018): 6 V100 per node, NVLink 2, 50 GB/s each way between two; "
         f"2 ports of 100 Gb/s InfiniBand EDR; {_HOP} (HBM2, 0.9 TB/s); overhead assumed",
     ),
@@ -183,6 +201,9 @@ PRESETS = {
         cards=1,
         overhead_s=2e-6,
         reduce_bytes_per_s=10e9,
+        flops_per_s=100e9,
+        memory_bytes=16e9,
+        memory_bytes_per_s=10e9,
         source="assumed: 8 processes per node on shared memory, one 25 Gb/s Ethernet card, TCP",
     ),
 }

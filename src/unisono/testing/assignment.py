@@ -42,9 +42,11 @@ class RankAssignment:
     timeout_s: float
     meeting: str
     shared: str
+    sanitize: bool = False
 
     def files(self) -> list[Path]:
-        return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
+        kinds = ("-comm", "-init", "-store", "-sanitizer")
+        return [Path(self.meeting + which) for which in kinds]
 
 
 ASSIGNMENT = pytest.StashKey[RankAssignment]()
@@ -94,6 +96,24 @@ def process_group(assignment: RankAssignment) -> Iterator[torch.distributed.Proc
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def sanitized(assignment: RankAssignment) -> Iterator[None]:
+    """The test itself, under the sanitizer if the mark says so: a proof fails it."""
+    if not assignment.sanitize:
+        yield
+        return
+    require_torch("pytest.mark.ranks(sanitize=True)")
+    import torch.distributed as dist
+
+    from unisono import watch
+
+    store = dist.FileStore(assignment.meeting + "-sanitizer", assignment.size)  # type: ignore[attr-defined]
+    with watch.sanitized(store, assignment.rank, assignment.size) as proofs:
+        yield
+    if proofs:
+        pytest.fail("\n".join(map(str, proofs)), pytrace=False)
 
 
 def _await_connections(store: Any, size: int) -> None:

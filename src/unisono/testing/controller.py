@@ -73,7 +73,10 @@ class Controller:
         """That of rank 0."""
         name = re.sub(r"\W", "_", item.name)[:30]
         files = [f"{self._pool.folder}/{which}-{self._tests}" for which in ("meeting", name)]
-        return RankAssignment(0, plan.size, plan.backend, plan.timeout_s, *files)
+        meeting, shared = files
+        return RankAssignment(
+            0, plan.size, plan.backend, plan.timeout_s, meeting, shared, plan.sanitize
+        )
 
     # -- the next test -------------------------------------------------------------------------
 

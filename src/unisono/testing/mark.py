@@ -26,11 +26,13 @@ class BadMark(Failed):
 
 @dataclass(frozen=True)
 class Plan:
-    """How many ranks a test runs on, its time limit, and the backend of `process_group`."""
+    """How many ranks a test runs on, its time limit, the backend of `process_group`, and whether
+    the sanitizer is on."""
 
     size: int
     backend: str
     timeout_s: float
+    sanitize: bool = False
 
 
 def plan_of(item: pytest.Item) -> Plan | None:
@@ -43,11 +45,11 @@ def plan_of(item: pytest.Item) -> Plan | None:
             "pytest.mark.ranks cannot run the tests of a unittest.TestCase: use a function or a "
             "plain class"
         )
-    unknown = sorted(set(mark.kwargs) - {"backend", "timeout_s"})
+    unknown = sorted(set(mark.kwargs) - {"backend", "timeout_s", "sanitize"})
     if unknown:
         raise BadMark(
             f"pytest.mark.ranks has no argument {', '.join(unknown)}: it takes the number of "
-            "ranks, backend= and timeout_s="
+            "ranks, backend=, timeout_s= and sanitize="
         )
     size = counts_of(mark)[0]
     if repeats(mark):
@@ -61,7 +63,10 @@ def plan_of(item: pytest.Item) -> Plan | None:
     backend = mark.kwargs.get("backend", "unisono")
     if not isinstance(backend, str) or not backend:
         raise BadMark(f"backend of pytest.mark.ranks must be a name, not {backend!r}")
-    return Plan(size, backend, _timeout_s(mark, item.config))
+    sanitize = mark.kwargs.get("sanitize", False)
+    if not isinstance(sanitize, bool):
+        raise BadMark(f"sanitize of pytest.mark.ranks must be True or False, not {sanitize!r}")
+    return Plan(size, backend, _timeout_s(mark, item.config), sanitize)
 
 
 def counts_of(mark: pytest.Mark) -> Sequence[int]:

@@ -246,7 +246,21 @@ class RankSession:
         try:
             yield
         finally:
+            self._sanitizing.close()  # if the setup has failed
             assignment.close_groups()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Groups that fixtures make are sanitized, too."""
+        self._sanitizing = contextlib.ExitStack()
+        given = self._config.stash[assignment.ASSIGNMENT]
+        self._sanitizing.enter_context(assignment.sanitized(given))
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        """A proof fails the test itself."""
+        with self._sanitizing.pop_all():
+            return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         config = self._config

@@ -7,6 +7,7 @@ ddp_buckets.py  DDP's buckets in shared memory
 memory.py       memory that a group shares, and tensors that share storage
 sharded.py      an optimizer whose work and state are sharded over the ranks
 attention.py    attention over a sequence that is sharded over the ranks, by a ring or a double ring
+tree_attention.py  the same queries on every rank, keys and values sharded: decoding
 ulysses.py      the same by all_to_all between heads and positions, alone or with a ring
 sequence.py     which positions a rank has, and what they see
 exchange.py     all_to_all of rows, with gradients
@@ -38,6 +39,7 @@ from unisono.training.experts import (
 from unisono.training.gradients import GradientSync, sync_gradients
 from unisono.training.sequence import shard_positions
 from unisono.training.sharded import ShardedOptimizer
+from unisono.training.tree_attention import tree_attention
 from unisono.training.ulysses import ulysses_attention
 from unisono.training.weights.by_parameter import (
     WeightUpdateExtension,
@@ -53,6 +55,7 @@ from unisono.training.weights.endpoints import (
 )
 from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.quantized import QuantizedWeights
 from unisono.training.weights.stateless import StatelessCommunicator, stateless_init_process_group
 
 __all__ = [
@@ -60,6 +63,7 @@ __all__ = [
     "ExpertParallel",
     "GradientSync",
     "LoadPlan",
+    "QuantizedWeights",
     "ShardedOptimizer",
     "StatelessCommunicator",
     "WeightReceiver",
@@ -85,6 +89,7 @@ __all__ = [
     "stateless_init_process_group",
     "sync_gradients",
     "sync_seed",
+    "tree_attention",
     "ulysses_attention",
     "weight_update",
 ]

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from unisono.collectives.ragged import all_gather_integers
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.work import Message, Work
+from unisono.errors import name_number
 from unisono.math import widen
 from unisono.training.sequence import ORDERS, spans_of, unknown_order, visible
 from unisono.world.world import resolve
@@ -86,15 +87,22 @@ class _Options:
     inner_size: int
 
 
-def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> int:
+def check_shapes(
+    comm: Communicator, operation: str, *three: torch.Tensor, same_positions: bool = True
+) -> int:
     """How many query heads share a key head; shapes that do not fit are refused."""
     query, key, value = three
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in three)
     if min(tensor.dim() for tensor in three) < 2:
         comm.reject_call(operation, f"shapes {shapes} must end with positions and width")
-    if query.shape[-2] != key.shape[-2]:
-        queries, keys = query.shape[-2], key.shape[-2]
-        comm.reject_call(operation, f"{queries} queries and {keys} keys on one rank")
+    if same_positions and query.shape[-2] != key.shape[-2]:
+        comm.reject_call(
+            operation,
+            f"this rank's query has {name_number(query.shape[-2], 'position')}, its key "
+            f"{key.shape[-2]:,}: ring_attention and ulysses_attention take query, key and value of "
+            "the same positions. If every rank has the same query, as in decoding, use "
+            "unisono.training.tree_attention",
+        )
     fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
     if fits and query.shape[:-2] == key.shape[:-2]:
         return 1
@@ -129,7 +137,7 @@ def _gather_lengths(comm: Communicator, query: torch.Tensor, options: _Options) 
     return [length for length, *_ in everyone]
 
 
-def _exp(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+def exp_less(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """exp(scores - top), where minus infinity less itself is minus infinity: nothing has no
     weight. What is not a number stays so."""
     return (scores - top.masked_fill(top == -torch.inf, 0)).exp()
@@ -230,7 +238,7 @@ class _Ring(torch.autograd.Function):
                 here, there = (..., rows, slice(None)), (..., columns, slice(None))
                 scores = _scores(wide[here], keys[there], options.scale, is_cut)
                 highest = torch.maximum(top[here], scores.amax(-1, keepdim=True))
-                old, weights = _exp(top[here], highest), _exp(scores, highest)
+                old, weights = exp_less(top[here], highest), exp_less(scores, highest)
                 total[here].mul_(old).add_(weights.sum(-1, keepdim=True))
                 result[here].mul_(old).add_(weights @ values[there])
                 top[here] = highest

@@ -11,7 +11,7 @@ sight.py, journal.py          what this process sees of its job; the reports tha
 calls.py                      calls of all connected groups: who waits for whom
 differences.py, hangs.py      from records to a verdict: calls that differ, ranks that wait
 whereabouts.py                where a process is, as reports say it
-equality.py                   ranks whose numbers differ
+sanitizer/                    what makes numbers wrong without an error
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
 absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
@@ -34,7 +34,8 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono import torch_support
@@ -57,10 +58,10 @@ __all__ = [
     "RankReport",
     "Report",
     "Summary",
-    "check_equal",
     "is_on",
     "load",
     "reports",
+    "sanitize",
     "start",
     "step",
     "stop",
@@ -69,9 +70,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    import torch
+    from unisono.watch.sanitizer.session import Session
 
 Answer = TypeVar("Answer")
+_session: Session | None = None
 _monitor: Monitor | None = None
 _detach: Callable[[], None] | None = None
 """Undoes `attach`."""
@@ -110,7 +112,9 @@ def start_if_asked() -> None:
 
 def _start(settings: WatchSettings) -> None:
     global _monitor
+    was_on = _session is not None
     stop()
+    settings = replace(settings, sanitize=settings.sanitize or was_on)
     _monitor = Monitor(settings)
     exceptions.diagnose = _report_of_failure
     torch_support.listener = _watch_torch
@@ -143,8 +147,7 @@ def stop() -> None:
     compare_shapes(by_default=False)
     native.keep_sites(False)
     steps.stop_counting()
-    if "unisono.watch.equality" in sys.modules:
-        sys.modules["unisono.watch.equality"].stop_checking()
+    _leave_sanitizer()
     atexit.unregister(_at_exit)
     if monitor is not None:
         if _detach is not None:
@@ -168,14 +171,18 @@ def _watch_torch() -> None:
     global _detach
     if _monitor is not None:
         from unisono.watch.attach import attach, detach
-        from unisono.watch.equality import check_every_ddp
 
         settings = _monitor.settings
         steps.count_training_steps()
-        attach(settings.check, _explain, _before_leaving, _monitor.journal.tell)
-        if settings.equal_every:
-            check_every_ddp(settings.equal_every, _monitor.journal.tell)
+        attach(settings.check, _explain, _before_leaving, _follow_group)
+        if settings.sanitize:
+            _sanitize()
         _detach = detach
+
+
+def _follow_group(group: Any) -> None:
+    if _session is not None:
+        _session.follow(group)
 
 
 def is_on() -> bool:
@@ -230,30 +237,74 @@ def step() -> None:
     steps.mark()
 
 
-def check_equal(
-    model: torch.nn.Module, *, every: int = 100, skip: Collection[str] = ()
-) -> dict[str, str]:
-    """Compare the ranks' copies of `model` before its first forward pass in training, and then
-    before every `every`-th: parameters, buffers, and the state of optimizers, bit by bit. A report
-    names the rank, the tensor, and since which pass they differ. Every rank calls it; the ranks are
-    those of the model's DDP, else all. Starts the watch if it is off.
+def sanitize() -> None:
+    """Look for what makes numbers wrong without an error, from now on, on every rank: replicas and
+    hyperparameters that differ, gradients that were not reduced or twice, tensors that are used
+    before a call has finished, samplers that do not fit together. Starts the watch if it is off.
+    Each finding is a report; a program that ends well although there is a proof ends with status 3.
 
-    Shards (of FSDP, tensor and expert parallelism, ZeRO), the statistics of BatchNorm, what DDP is
-    told to ignore and names in `skip` are not compared: returns the reason for each, by name.
+    Call it before the program makes its models, optimizers and samplers. Raises TorchMissing if
+    torch is not installed.
 
-    Raises ValueError if `every` is not a whole number of at least 1.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    >>> sorted(unisono.watch.check_equal(model, skip=["0.bias"]))
-    ['0.bias', '1.num_batches_tracked', '1.running_mean', '1.running_var']
+    >>> unisono.watch.sanitize()
     >>> unisono.watch.stop()
     """
-    from unisono.watch.equality import EqualityCheck
+    torch_support.require_torch("unisono.watch.sanitize")
+    _sanitize()
 
+
+def _sanitize(*place: Any) -> None:
+    """`place` is a store for the facts, this rank and the number of ranks; by default torch's."""
+    global _session
+    if _session is not None:
+        return
     if _monitor is None:
         start()
-    assert _monitor is not None
-    return EqualityCheck(model, every, skip, _monitor.journal.tell).skipped()
+    if _session is None:  # `start` may have done it
+        from unisono.watch.sanitizer.exit_status import note_exits
+        from unisono.watch.sanitizer.session import Session
+
+        note_exits()
+        _session = Session(_tell_finding, *place)
+
+
+@contextlib.contextmanager
+def sanitized(store: Any, rank: int, size: int) -> Iterator[list[Report]]:
+    """Sanitize a block that all ranks enter, with a store of its own; after it the list has this
+    process's proofs."""
+    was_on = _monitor is not None
+    _leave_sanitizer()
+    _sanitize(store, rank, size)
+    assert _session is not None
+    proofs, session = _session.proofs, _session
+    wait_s: float | None = 0.0
+    try:
+        yield proofs
+        wait_s = None
+    finally:
+        _finish_sanitizer(wait_s)
+        if not was_on and session is not _session:
+            stop()
+
+
+def _tell_finding(report: Report) -> None:
+    if _monitor is not None:
+        _monitor.journal.tell(report)
+
+
+def _leave_sanitizer() -> None:
+    """Stop it without an outcome."""
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.leave()
+
+
+def _finish_sanitizer(wait_s: float | None = None) -> bool:
+    """Whether any rank has a proof."""
+    global _session
+    session, _session = _session, None
+    return session is not None and session.finish(wait_s)
 
 
 @contextlib.contextmanager
@@ -328,7 +379,14 @@ def _at_exit() -> None:
         with contextlib.suppress(UnisonoError, OSError):
             leave_reason(describe_own_end())
         _last_words()
+        has_proof = _finish_sanitizer()
         stop()
+        if has_proof:
+            from unisono.watch.sanitizer import exit_status
+            from unisono.watch.sanitizer.session import STATUS
+
+            if not exit_status.has_failed():
+                exit_status.end_with(STATUS)
 
 
 def _forget() -> None:
@@ -337,6 +395,7 @@ def _forget() -> None:
     global _monitor
     monitor, _monitor = _monitor, None
     exceptions.diagnose = torch_support.listener = None
+    _leave_sanitizer()
     if monitor is not None:
         monitor.leave_to_parent()
 

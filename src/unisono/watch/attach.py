@@ -23,7 +23,6 @@ from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
 from unisono.watch.calls import MOST_MEMBERS, PARTLY_HERE
-from unisono.watch.equality import Tell, guard_sends
 from unisono.watch.host_parts import HostPart
 from unisono.watch.sight import watched_groups
 from unisono.watch.torch_group import WatchedProcessGroup, notice_captures
@@ -38,9 +37,11 @@ _torch: Any = c10d
 _logger = logging.getLogger("unisono")
 
 
-def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell) -> None:
+def attach(
+    check: bool, explain: Explain, leave: Callable[[], None], made: Callable[[Any], object]
+) -> None:
     """Replace every group that torch makes from now on by a watched one. `leave` is called before
-    one is destroyed, `tell` with the result of a check."""
+    one is destroyed, `made` with every group."""
     detach()
     if torch.cuda.is_available():
         notice_captures()
@@ -57,8 +58,7 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell)
         end(Status.OK)
         if isinstance(group, dist.ProcessGroup) and store is not None:
             group = _watch_group(group, store, args[2], check, explain, leave)
-            if check:
-                guard_sends(group, tell)
+            made(group)
         return group, store
 
     helper.original = original  # type: ignore[attr-defined]

@@ -21,14 +21,13 @@ HANG_S = 30.0
 class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
     peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
-    reports are saved, "" for nowhere. `equal_every`: after how many forward passes of DDP numbers
-    are compared, 0 for never."""
+    reports are saved, "" for nowhere. `sanitize`: start the sanitizer, too."""
 
     hang_s: float = HANG_S
     check: bool = False
     stack_signal: int = DEFAULT_SIGNAL
     folder: str = ""
-    equal_every: int = 0
+    sanitize: bool = False
 
 
 def settings_of(
@@ -67,9 +66,9 @@ def settings_of(
             raise UnisonoError(problem) from None
         _log.warning("%s: reports are not saved", problem)
         folder = ""
-    return WatchSettings(hang_s, check, stack_signal, folder, read(variables.WATCH_EQUAL, 0))
+    return WatchSettings(hang_s, check, stack_signal, folder, read(variables.SANITIZE, False))
 
 
 def is_wanted() -> bool:
     """Whether the environment asks for the watch."""
-    return variables.WATCH.read_or_warn() or False
+    return variables.WATCH.read_or_warn() or variables.SANITIZE.read_or_warn() or False

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import watch
 
 torch.manual_seed(dist.get_rank())
+watch.sanitize()
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)))
-watch.check_equal(model, every=3)
 optimizer = torch.optim.Adam(model.parameters())
 for _ in range(20):
     optimizer.zero_grad()

@@ -8,6 +8,7 @@ verl_engine.py   verl's checkpoint engine
 protocol.py      the rounds of an update, for both, and the ranks' decision
 shards.py        what a process holds under each name
 load_plan.py     which parts of a checkpoint's tensors an engine's loader reads
+quantized.py     the trainer's weights in float8 or int8
 plan.py          what each rank describes, whether it fits together, and what is sent
 transfers.py     how it is sent, and whether it arrived intact
 deltas.py        between hosts: only what has changed

@@ -330,15 +330,16 @@ class WeightReceiver(_Endpoint):
         version: int = 0,
         progress: Progress | None = None,
     ) -> None:
-        self._plan = weights if isinstance(weights, LoadPlan) else None
-        if self._plan is not None:
+        self._plan = None
+        if isinstance(weights, LoadPlan):
+            self._plan = plan = weights
             if alias or reuse or prepare or commit:
                 raise ValueError(
                     "a LoadPlan says itself how weights are loaded: leave out prepare, commit, "
                     "reuse and alias"
                 )
-            weights, reuse = self._plan.weights, True
-            prepare, commit = self._plan.prepare, self._plan.commit
+            weights, reuse = plan.weights, True
+            prepare, commit = plan.prepare, lambda received: plan.commit()
         super().__init__(group, weights, version, progress)
         if weights is None and commit is None:
             raise ValueError("an engine without weights needs a commit function to receive them")

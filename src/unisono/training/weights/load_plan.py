@@ -23,11 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from unisono.collectives.ragged import flat_bytes
 from unisono.errors import WeightUpdateError
 from unisono.training.weights.shards import Box, HeldTensor, Lengths, WeightShard, part_key
+from unisono.training.weights.transfers import writing_to
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 Fetch = Callable[[str, Box], torch.Tensor]
 """A box of a tensor, by name."""
-Write = Callable[[Callable[[], object]], object]
+Step = partial[object]
+Write = Callable[[Step], object]
 """Takes an operator that would write to the loader's own tensors."""
 
 _aten = torch.ops.aten
@@ -76,7 +78,7 @@ class LoadPlan:
         self._device = device
         self._shows_values = False
         """Whether the loader gets whole tensors with data instead of stand-ins."""
-        self.steps: list[Callable[[], object]] = []
+        self.steps: list[Step] = []
         """What the last `prepare` has left to `commit`."""
         self.parts, self.whole = self._record()
         self.bytes = sum(
@@ -106,25 +108,26 @@ class LoadPlan:
         return found
 
     def prepare(self, received: Mapping[str, torch.Tensor]) -> None:
-        """Run the loader on the received parts, and keep what it writes for `commit`.
+        """Run the loader on the parts that a receiver has `received`, and keep what it writes for
+        `commit`. Raises what the loader raises, and WeightUpdateError if it reads other parts.
 
         >>> unisono.training.LoadPlan(dict, {}).prepare({})
         """
         self.steps = []
         self._run(self._fetch_from(received), self.steps.append)
 
-    def commit(self, received: object = None) -> None:
+    def commit(self) -> None:
         """Write what the last `prepare` has kept.
 
         >>> unisono.training.LoadPlan(dict, {}).commit()
         """
         steps, self.steps = self.steps, []
-        with torch.no_grad():
+        with writing_to(each for step in steps for each in _written_by(step)):
             deque((step() for step in steps), maxlen=0)
 
     def replay(self, received: Mapping[str, torch.Tensor]) -> None:
-        """Run the loader on the parts that a receiver passes to its own `prepare` or `commit`, and
-        write at once.
+        """Run the loader on the parts that a receiver has `received`, and write at once: for a
+        `commit` of your own. Raises what `prepare` raises.
 
         >>> unisono.training.LoadPlan(dict, {}).replay({})
         """
@@ -156,7 +159,7 @@ class LoadPlan:
 
         try:
             self._run(note, lambda step: None)
-        except NotImplementedError:  # there are no values
+        except _NeedsValues:
             self._shows_values = True
             everything = {name: [_whole(kind.shape)] for name, kind in self._kinds.items()}
             return everything, tuple(self._kinds)
@@ -200,6 +203,10 @@ class LoadPlan:
                 f"{len(expected)} writes {equal} are equal. Does it depend on more than the "
                 "tensors?"
             )
+
+
+class _NeedsValues(Exception):
+    """The loader does something that stand-ins cannot take part in."""
 
 
 class _StandIn(NamedTuple):
@@ -257,7 +264,7 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if reads and func.is_view:
             return func(*args, **kwargs)
         if any(_memory(each) in self._known for each in written):
-            raise NotImplementedError("the loader writes to the checkpoint's tensors")
+            raise _NeedsValues("the loader writes to the checkpoint's tensors")
         if reads and func in (_aten._to_copy.default, _aten.clone.default):
             return self._copy(func, args[0], kwargs)
         is_single = reads and len(given) == 1 and self._known[_memory(given[0])].is_single
@@ -268,7 +275,7 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 1  # a scale, which the loader writes by `fill_`
         is_hollow = any(each.is_meta or _memory(each) in self._hollow for each in given)
         if is_hollow and func is _aten._local_scalar_dense.default:
-            raise NotImplementedError("the loader looks at values")
+            raise _NeedsValues("the loader looks at a value")
         if func is _aten.copy_.default:
             args[1].expand(args[0].shape)  # it raises, if later is too late
         if self._write is not None and not func.is_view:
@@ -279,7 +286,12 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_hollow and not all(each.is_meta for each in written):
             self._hollow |= {_memory(each) for each in written}
             return written[0]
-        made = func(*args, **kwargs)
+        try:
+            made = func(*args, **kwargs)
+        except NotImplementedError as error:
+            if is_hollow:
+                raise _NeedsValues("the loader looks at values") from error
+            raise
         if self._write is not None and not func.is_view:
             for each in tree_leaves(made):
                 if isinstance(each, torch.Tensor) and not any(each is other for other in given):
@@ -321,8 +333,8 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None:
             return tensor
         if tensor.is_conj() or tensor.is_neg():
-            raise NotImplementedError("the loader conjugates")
-        is_same_size = tensor.dtype.itemsize == known.dtype.itemsize
+            raise _NeedsValues("the loader conjugates")
+        is_same_size = tensor.dtype.itemsize == known.dtype.itemsize or not tensor.numel()
         found = _box_of(tensor, known.shape) if is_same_size else None
         box, steps = found or (_rows_of(tensor, known), None)
         if known.copy is None:
@@ -332,6 +344,8 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
             part = known.copy(
                 self._resolve(HeldTensor(known.view, (), _whole(known.shape)).part(box))
             )
+        if not tensor.numel():
+            return part.new_empty(tensor.shape, dtype=tensor.dtype)
         if steps is None:
             part = part.contiguous().view(-1).view(tensor.dtype)
             before = box.offset[0] * math.prod(known.shape[1:]) * known.dtype.itemsize
@@ -422,6 +436,10 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     return found
 
 
+def _written_by(step: Step) -> list[torch.Tensor]:
+    return _written(step.func, step.args, step.keywords)
+
+
 # -- checking ----------------------------------------------------------------------------------
 
 
@@ -444,11 +462,10 @@ class _Samples:
         return self._last
 
 
-def _digest(step: Callable[[], object]) -> str:
+def _digest(step: Step) -> str:
     """What an operator would write, and to where."""
-    assert isinstance(step, partial)
     digest = hashlib.blake2b(str(step.func).encode(), digest_size=16)
-    written = _written(step.func, step.args, step.keywords)
+    written = _written_by(step)
     for each in tree_leaves((step.args, step.keywords)):
         if any(each is other for other in written):
             where = _memory(each), tuple(each.shape), each.stride(), each.storage_offset()

@@ -194,7 +194,7 @@ def held_tensors(weights: Any) -> Held:
     tensors: dict[str, torch.Tensor] = {}
     boxes: dict[str, tuple[Lengths, Box]] = {}
     names = set()
-    for name, given in _pairs_of(weights):
+    for name, given in pairs_of(weights):
         if name in names:
             raise ValueError(f"there are two weights named {name!r}")
         names.add(name)
@@ -204,7 +204,7 @@ def held_tensors(weights: Any) -> Held:
             if not values:
                 raise ValueError(f"the weight {name!r} has no parts")
         for key, value in values.items():
-            held = _held_tensor(name, value)
+            held = held_tensor(name, value)
             tensors[key], boxes[key] = held.tensor, (held.whole, held.box)
         _check_apart(name, [boxes[key] for key in values])
     return Held(tensors, boxes)
@@ -220,7 +220,7 @@ def _check_apart(name: str, parts: Sequence[tuple[Lengths, Box]]) -> None:
             )
 
 
-def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
+def pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(weights, torch.nn.Module):
         weights = weights.state_dict(keep_vars=True)
     return weights.items() if isinstance(weights, Mapping) else weights
@@ -239,7 +239,7 @@ class WeightReader:
     def read(self, weights: Any, parts: Sequence[Any] = ()) -> tuple[Held, bool]:
         """Like `held_tensors`; also whether it is unchanged since the last time. `parts` are the
         parts of shared memory in which weights may be."""
-        pairs = list(_pairs_of(weights))
+        pairs = list(pairs_of(weights))
         marks = _marks_of(pairs, parts)
         if marks is not None and marks == self._marks:
             return Held(dict(pairs), self._boxes), True
@@ -285,7 +285,7 @@ def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
     return first
 
 
-def _held_tensor(name: str, value: Any) -> HeldTensor:
+def held_tensor(name: str, value: Any) -> HeldTensor:
     if isinstance(value, WeightShard):
         tensor, whole, offset = value.tensor, tuple(value.shape), tuple(value.offset)
     elif _is_dtensor(value):

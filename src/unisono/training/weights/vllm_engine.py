@@ -1,9 +1,10 @@
 """Weight transfer engines for vLLM, named "unisono": the workers' side and the trainer's.
 
-A worker receives whole tensors, as in a checkpoint, in addition to the weights that it serves;
-vLLM's own loader takes its part of them. Before the vote the loader runs on tensors without data,
-to see that it can; after the vote it writes in place. All of this happens within one call of
-`update_weights`, between two steps of the engine, and `finish_weight_update` has nothing to do.
+A worker receives the parts of a checkpoint's tensors that vLLM's own loader reads there, in
+addition to the weights that it serves. Before the first vote the loader runs on tensors without
+data, to find them, and to see that it can; after the vote it writes in place. All of this happens
+within one call of `update_weights`, between two steps of the engine, and `finish_weight_update` has
+nothing to do.
 
 If an update fails, the trainer raises and ends vLLM's sessions; a worker only logs it. If workers
 raised, vLLM 0.32 would read the replies of an engine's workers up to the first failure, and take
@@ -17,7 +18,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from vllm.distributed.weight_transfer.base import (
+    ModuleSource,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,
@@ -44,7 +46,9 @@ from unisono.errors import WeightUpdateError
 from unisono.training.weights.by_parameter import WeightUpdateGroup
 from unisono.training.weights.endpoints import NewTensors, WeightReceiver, WeightSender
 from unisono.training.weights.endpoints import WeightUpdate as WeightUpdateResult
+from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.meeting import end_meeting, init_weight_update_group
+from unisono.training.weights.shards import WeightShard
 
 _logger = logging.getLogger("unisono")
 _GRACE_S = 0.5
@@ -81,8 +85,9 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     _group: WeightUpdateGroup | None = None
     _receiver: WeightReceiver | None = None
-    _loaded: tuple[object, UnisonoUpdateInfo] | None = None
-    """The model and the tensors of the last load."""
+    _plan: LoadPlan | None = None
+    """What vLLM's loader reads for `_planned_for`, a model and the tensors of an update."""
+    _planned_for: tuple[object, UnisonoUpdateInfo] | None = None
     _in_session = False
     """Whether vLLM has an update in progress: a trainer that dies leaves one."""
 
@@ -96,10 +101,8 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             worker_rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
         )
         _tell_session(self._group, self._in_session)
-        self._expected: dict[str, torch.Tensor] = {}
-        self._receiver = WeightReceiver(
-            self._group.comm, self._expected, prepare=self._try, commit=self._load, reuse=True
-        )
+        parts = _Parts(self._make_plan)
+        self._receiver = WeightReceiver(self._group.comm, parts, commit=self._load, reuse=True)
 
     def start_weight_update(self) -> None:
         """There is nothing to do before the tensors arrive."""
@@ -115,12 +118,6 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._receiver is None:
             raise WeightUpdateError("call init_weight_transfer_engine first")
         self._update_info = update_info
-        fields = update_info.names, update_info.dtype_names, update_info.shapes
-        self._expected.clear()
-        for name, dtype_name, shape in zip(*fields, strict=True):
-            # one element for all: only dtype, shape and device matter
-            one = torch.empty((), dtype=torch_dtype(dtype_name), device=self.device)
-            self._expected[name] = one.expand(shape)
         try:
             self._receiver.update()
         except WeightUpdateError as error:
@@ -141,11 +138,18 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if group is not None:
             group.close()
 
-    def _try(self, tensors: NewTensors) -> None:
-        """Run vLLM's loader on tensors without data, into parameters without memory: it raises for
-        names and shapes that the model does not have."""
-        if self._loaded == (self.model, self._update_info):
-            return
+    def _make_plan(self) -> LoadPlan:
+        """What vLLM's loader reads of the tensors of this update, found on parameters without
+        memory: it raises for names and shapes that the model does not have."""
+        if self._plan is not None and self._planned_for == (self.model, self._update_info):
+            return self._plan
+        info, self._plan = self._update_info, None
+        checkpoint = {
+            name: torch.empty(shape, dtype=torch_dtype(dtype_name), device="meta")
+            for name, dtype_name, shape in zip(
+                info.names, info.dtype_names, info.shapes, strict=True
+            )
+        }
         level = logging.getLogger("vllm").level
         initialize_layerwise_reload(self.model)
         try:
@@ -153,27 +157,32 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
                 loader = getattr(tensor, "weight_loader", default_weight_loader)
                 if loader.__name__ == "online_process_loader":  # it would start to load
                     tensor.weight_loader = loader.__wrapped__
-            with disable_mtp_completeness_check():
-                self.model.load_weights(
-                    (name, torch.empty_like(tensor, device="meta"))
-                    for name, tensor in tensors.items()
-                )
+            plan = LoadPlan(self._run_loader, checkpoint, device=self.device)
         finally:
             logging.getLogger("vllm").setLevel(logging.ERROR)  # "failed to load weights"
             try:
                 finalize_layerwise_reload(self.model, self.model_config)
             finally:
                 logging.getLogger("vllm").setLevel(level)
+        if plan.whole:
+            _logger.warning(
+                "unisono: vLLM's loader looks at values, so this worker receives whole tensors"
+            )
+        self._plan, self._planned_for = plan, (self.model, info)
+        return plan
 
-    def _load(self, tensors: NewTensors) -> None:
+    def _run_loader(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        with disable_mtp_completeness_check():
+            self.model.load_weights(pairs)
+
+    def _load(self, parts: NewTensors) -> None:
+        assert self._plan is not None
         try:
             initialize_layerwise_reload(self.model)
-            with disable_mtp_completeness_check():
-                self.model.load_weights(tensors.items())
+            self._plan.replay(parts)
             finalize_layerwise_reload(self.model, self.model_config)
         except BaseException:  # the others serve the new version, and this one has parts of two
             self._end_service()
-        self._loaded = self.model, self._update_info
 
     @staticmethod
     def _end_service() -> None:
@@ -188,6 +197,16 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class _Parts:
+    """What a worker receives: a plan is made when it is asked for, and fails there."""
+
+    def __init__(self, plan: Callable[[], LoadPlan]) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[tuple[str, list[WeightShard]]]:
+        yield from self._plan().weights.items()
+
+
 # -- the trainer -----------------------------------------------------------------------------------
 
 
@@ -196,7 +215,8 @@ class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     """Where the trainer and all workers meet: rank 0 hosts a store there. `world_size` counts the
     sending trainer and the workers of all engines, `engine_sizes` the workers of each one if they
     differ. `timeout_s` is how long each step of an update waits for the others; `check_live` is
-    that of `WeightSender`."""
+    that of `WeightSender`. With `senders` the first so many trainer ranks send what each of them
+    holds, and `world_size` counts them all; `group_name` tells meetings at one port apart."""
 
     backend: ClassVar[str] = "unisono"
 
@@ -207,6 +227,16 @@ class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     timeout_s: float | None = None
     join_timeout_s: float | None = None
     check_live: bool = False
+    senders: int = 1
+    group_name: str | None = None
+
+
+class ShardSource(ModuleSource):  # type: ignore[misc]
+    """A source that yields this rank's parameters as they are, DTensors too: nothing is
+    gathered."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._module.named_parameters()
 
 
 class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
@@ -235,30 +265,26 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
             engine._meet(init_info)
+        elif init_info.rank < init_info.senders:
+            engine._group, _ = _meet_workers(_place_of(init_info), init_info.rank)
+            engine._make_sender(init_info)
         return engine
 
     def _meet(self, info: UnisonoTrainerInitInfo) -> None:
-        count, workers = len(self._clients), info.world_size - 1
+        count, workers = len(self._clients), info.world_size - info.senders
         sizes = info.engine_sizes or [workers // count] * count
         if len(sizes) != count or sum(sizes) != workers:
             raise ValueError(
                 f"engines of {list(sizes)} workers are not {count} engines of {workers} workers: "
-                "world_size counts the trainer and the workers of all engines"
+                "world_size counts the sending trainers and the workers of all engines"
             )
-        where: dict[str, Any] = {
-            "master_address": info.master_address,
-            "master_port": info.master_port,
-            "world_size": info.world_size,
-            "group_name": f"vllm {uuid.uuid4().hex}",
-            "timeout_s": info.timeout_s,
-            "join_timeout_s": info.join_timeout_s,
-        }
-        offsets = list(accumulate(sizes, initial=1))[:-1]
+        where = _place_of(info)
+        offsets = list(accumulate(sizes, initial=info.senders))[:-1]
         told = [
             self._threads.submit(each.init_weight_transfer_engine, where | {"rank_offset": offset})
             for each, offset in zip(self._clients, offsets, strict=True)
         ]
-        meeting = self._threads.submit(_meet_workers, where)
+        meeting = self._threads.submit(_meet_workers, where, 0)
         under_way: list[Future[Any]] = [meeting, *told]
         wait(under_way, return_when=FIRST_EXCEPTION)
         for future in told:
@@ -268,27 +294,34 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         self._group, are_open = meeting.result()
         for future in told:
             future.result()
-        self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
+        self._make_sender(info)
         for each, offset in zip(self._clients, offsets, strict=True):
             if are_open[offset]:  # an earlier trainer died in the middle
                 each.finish_weight_update()
 
+    def _make_sender(self, info: UnisonoTrainerInitInfo) -> None:
+        assert self._group is not None
+        self._senders = info.senders
+        self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
+
     def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
         """Send what the source has now, as `version`, by default the next one. Every trainer rank
-        calls it because the source gathers; rank 0 sends. Afterwards every engine serves it.
+        calls it, because the source may gather. Afterwards every engine serves it.
 
         Raises WeightUpdateError if a worker failed, died or timed out, and what a client raises:
         every engine keeps its old weights, unless the error is `committed`. If it is `group_ended`,
         shut this engine down and call `trainer_init` with the remaining ones.
         """
-        if not self.is_sender:
+        if self._group is None:
             for _ in self.source:  # gathering needs all trainer ranks
                 pass
-            return None
-        if self._group is None:
+            if not self.is_sender:
+                return None
             raise WeightUpdateError("the trainer has left its engines: call trainer_init first")
         self._weights.update(self.source)
         try:
+            if not self.is_sender:
+                return self._sender.update(version)
             update = self._drive(version)
         finally:
             self._weights.clear()
@@ -298,10 +331,11 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         return update
 
     def _drive(self, version: int | None) -> WeightUpdateResult:
+        kinds = self._weights if self._senders == 1 else {m.name: m for m in self.source.metadata()}
         info = UnisonoUpdateInfo(
-            names=list(self._weights),
-            dtype_names=[str(each.dtype).removeprefix("torch.") for each in self._weights.values()],
-            shapes=[list(each.shape) for each in self._weights.values()],
+            names=list(kinds),
+            dtype_names=[str(each.dtype).removeprefix("torch.") for each in kinds.values()],
+            shapes=[list(each.shape) for each in kinds.values()],
         )
         sending: Future[Any] | None = None
         wait(calls := self._begin("start_weight_update"))
@@ -318,7 +352,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             for call in calls:
                 call.result()
         except BaseException as error:
-            if sending is not None and not sending.done():
+            if self._senders > 1 if sending is None else not sending.done():  # others wait
                 self._abort(f"the trainer was interrupted: {error!r}")
             self._end_sessions(calls)
             raise
@@ -353,9 +387,22 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         wait(ends, _GRACE_S)
 
 
-def _meet_workers(where: dict[str, Any]) -> tuple[WeightUpdateGroup, list[bool]]:
+def _place_of(info: UnisonoTrainerInitInfo) -> dict[str, Any]:
+    """Where all meet; a single trainer makes up a name."""
+    made_up = uuid.uuid4().hex if info.senders == 1 else "trainers"
+    return {
+        "master_address": info.master_address,
+        "master_port": info.master_port,
+        "world_size": info.world_size,
+        "group_name": f"vllm {info.group_name or made_up}",
+        "timeout_s": info.timeout_s,
+        "join_timeout_s": info.join_timeout_s,
+    }
+
+
+def _meet_workers(where: dict[str, Any], rank: int) -> tuple[WeightUpdateGroup, list[bool]]:
     """The group, and whether each rank has an open vLLM session."""
-    group = init_weight_update_group(**where, rank_offset=0)
+    group = init_weight_update_group(**where, rank_offset=rank)
     return group, _tell_session(group, False)
 
 

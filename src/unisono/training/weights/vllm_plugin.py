@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in (_WORKER, _TRAINER, "UnisonoTrainerInitInfo"):
+    if name not in (_WORKER, _TRAINER, "UnisonoTrainerInitInfo", "ShardSource"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.version import __version__
 

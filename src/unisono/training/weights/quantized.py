@@ -1,0 +1,146 @@
+"""The trainer's weights in the form that engines serve: float8 or int8, and scales.
+
+The formulas are those of vLLM's quantisers, by torch's operators alone: the same bits on every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+
+from unisono.training.weights.shards import HeldTensor, WeightShard, held_tensor, pairs_of
+from unisono.world.world import resolve
+
+Form = Literal["fp8", "fp8_blocks", "int8_channels"]
+
+_BLOCK = 128
+_FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(_FP8).max
+_INT8_MAX = torch.iinfo(torch.int8).max
+_LEAST_BLOCK_MAXIMUM = 1e-4  # as in vLLM
+
+
+class QuantizedWeights:
+    """`weights`, as a `WeightSender` takes them, with the chosen ones quantised: it is passed to a
+    sender, which quantises anew at every update, and keeps the result until that is done.
+
+    `names` tells which ones: it is called with each name. They are matrices. `form` is one of:
+
+    - "fp8": float8_e4m3fn, a scale for each tensor, `<name>_scale` of shape (1,)
+    - "fp8_blocks": the same, a scale for each block of 128 x 128, `<name>_scale_inv`
+    - "int8_channels": int8, a scale for each row, `<name>_scale` of shape (rows, 1)
+
+    A number is its quantised value times its scale; where all are zero the scale is 1. A trainer
+    rank may hold shards: of whole rows for "int8_channels", of whole blocks for "fp8_blocks"; for
+    "fp8" `group` is that of the trainer's ranks, which find the largest number together.
+
+    A weight with NaN or infinity fails the update on every rank, with its name.
+
+    >>> weights = {"up.weight": torch.tensor([[0.5, -1.0], [0.0, 0.0]]), "norm": torch.ones(2)}
+    >>> chosen = unisono.training.QuantizedWeights(weights, "int8_channels", lambda n: n != "norm")
+    >>> {name: tensor.tolist() for name, tensor in chosen}["up.weight_scale"]
+    [[0.007874015718698502], [1.0]]
+    """
+
+    def __init__(
+        self, weights: Any, form: Form, names: Callable[[str], bool], *, group: Any = None
+    ) -> None:
+        if form not in _FORMS:
+            raise ValueError(f"{form!r} is not a form of weights: choose from {', '.join(_FORMS)}")
+        self._weights, self._form, self._names, self._group = weights, form, names, group
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        pairs = list(pairs_of(self._weights))
+        chosen = {name: held_tensor(name, value) for name, value in pairs if self._names(name)}
+        for name, held in chosen.items():
+            if not held.tensor.is_floating_point() or len(held.whole) != 2:
+                raise ValueError(f"the weight {name!r} is no matrix of floating-point numbers")
+        largest = {name: _largest(held.tensor) for name, held in chosen.items()}
+        if self._group is not None and largest:
+            together = torch.stack(list(largest.values())).nan_to_num(torch.inf, posinf=torch.inf)
+            resolve(self._group).all_reduce(together, "max")
+            largest = dict(zip(largest, together.unbind(), strict=True))
+        for name, most in largest.items():
+            if not most.isfinite():
+                raise ValueError(f"the weight {name!r} has NaN or infinite elements")
+        for name, value in pairs:
+            if name in chosen:
+                yield from _FORMS[self._form](name, chosen[name], largest[name], self._group)
+            else:
+                yield name, value
+
+
+def _largest(tensor: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude, or what is not finite."""
+    if not tensor.numel():
+        return torch.zeros(())
+    low, high = tensor.aminmax()
+    return torch.maximum(low.abs(), high.abs()).float().cpu()
+
+
+def _or_one(scale: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The scale, if it can be divided by."""
+    least = torch.finfo(torch.float32).tiny
+    return torch.where(largest == 0, torch.ones_like(scale), scale.clamp_min(least))
+
+
+def _fp8(name: str, held: HeldTensor, largest: torch.Tensor, group: Any) -> Iterator[Any]:
+    if group is None and held.box.shape != held.whole:
+        raise ValueError(
+            f"the weight {name!r} is sharded: pass the trainers' group, whose ranks find the "
+            "largest number together"
+        )
+    largest = largest.to(held.tensor.device)
+    # by a tensor: a division by a number becomes a multiplication
+    scale = _or_one(largest / torch.full_like(largest, _FP8_MAX), largest).reshape(1)
+    scaled = (held.tensor.float() * (1.0 / scale)).clamp_(-_FP8_MAX, _FP8_MAX)
+    yield name, WeightShard(scaled.to(_FP8), held.whole, held.box.offset)
+    yield f"{name}_scale", scale
+
+
+def _fp8_blocks(name: str, held: HeldTensor, largest: torch.Tensor, group: Any) -> Iterator[Any]:
+    for begin, length, whole in zip(held.box.offset, held.box.shape, held.whole, strict=True):
+        if begin % _BLOCK or ((begin + length) % _BLOCK and begin + length != whole):
+            raise ValueError(
+                f"the weight {name!r}: the shard {held.box.shape} at {held.box.offset} of "
+                f"{held.whole} cuts blocks of {_BLOCK} x {_BLOCK}"
+            )
+    rows, columns = held.tensor.shape
+    padding = (0, -columns % _BLOCK, 0, -rows % _BLOCK)
+    padded = torch.nn.functional.pad(held.tensor, padding).float()
+    down, across = (length // _BLOCK for length in padded.shape)
+    blocks = padded.view(down, _BLOCK, across, _BLOCK)
+    if blocks.numel():
+        maxima = blocks.abs().amax(dim=(1, 3), keepdim=True)
+    else:
+        maxima = blocks.new_zeros(down, 1, across, 1)
+    scales = _or_one(maxima.clamp(_LEAST_BLOCK_MAXIMUM) / _FP8_MAX, maxima)
+    values = (blocks * (1.0 / scales)).to(_FP8).view(padded.shape)[:rows, :columns]
+    yield name, WeightShard(values.contiguous(), held.whole, held.box.offset)
+    shape = tuple(-(-length // _BLOCK) for length in held.whole)
+    offset = tuple(begin // _BLOCK for begin in held.box.offset)
+    yield f"{name}_scale_inv", WeightShard(scales.view(down, across), shape, offset)
+
+
+def _int8_channels(name: str, held: HeldTensor, largest: torch.Tensor, group: Any) -> Iterator[Any]:
+    if held.box.shape[1] != held.whole[1]:
+        raise ValueError(f"the weight {name!r}: a shard of columns has no scales for its rows")
+    numbers = held.tensor.float()
+    if numbers.numel():
+        maxima = numbers.abs().amax(dim=1, keepdim=True)
+    else:
+        maxima = numbers.new_zeros(held.box.shape[0], 1)
+    scales = _or_one(maxima / _INT8_MAX, maxima)
+    values = (numbers / scales).round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+    yield name, WeightShard(values, held.whole, held.box.offset)
+    yield f"{name}_scale", WeightShard(scales, (held.whole[0], 1), (held.box.offset[0], 0))
+
+
+_FORMS: dict[str, Callable[..., Iterator[Any]]] = {
+    "fp8": _fp8,
+    "fp8_blocks": _fp8_blocks,
+    "int8_channels": _int8_channels,
+}

@@ -1,0 +1,206 @@
+"""The calls of all groups, torch's and ours, with what each reads and writes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.communicator import Communicator
+from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
+from unisono.torch_support import never_compiled
+from unisono.watch.sanitizer.harmless import harmless
+from unisono.watch.stacks import calling_line, is_users
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_PASSED_ON = (
+    *(_OURS + folder for folder in ("watch", "collectives", "torch_backend", "comm")),
+    *(
+        os.path.join(os.path.dirname(dist.__file__), name)
+        for name in ("distributed_c10d.py", "c10d_logger.py")
+    ),
+)
+"""Files through which a user's call passes before it comes here."""
+
+# By torch's names: the call's name, the position of what it writes, and of what it reads.
+_METHODS: dict[str, tuple[str, int | None, int | None]] = {
+    "allreduce": ("all_reduce", 0, 0),
+    "allreduce_coalesced": ("all_reduce", 0, 0),
+    "broadcast": ("broadcast", 0, 0),
+    "reduce": ("reduce", 0, 0),
+    "allgather": ("all_gather", 0, 1),
+    "all_gather_single": ("all_gather", 0, 1),
+    "_allgather_base": ("all_gather", 0, 1),
+    "allgather_coalesced": ("all_gather", 0, 1),
+    "all_gather_single_coalesced": ("all_gather", 0, 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 0, 1),
+    "gather": ("gather", 0, 1),
+    "scatter": ("scatter", 0, 1),
+    "reduce_scatter": ("reduce_scatter", 0, 1),
+    "reduce_scatter_single": ("reduce_scatter", 0, 1),
+    "_reduce_scatter_base": ("reduce_scatter", 0, 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 0, 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0, 1),
+    "alltoall": ("all_to_all", 0, 1),
+    "all_to_all_single": ("all_to_all", 0, 1),
+    "alltoall_base": ("all_to_all", 0, 1),
+    "send": ("send", None, 0),
+    "recv": ("recv", 0, None),
+    "recv_anysource": ("recv", 0, None),
+}
+_OF_COMMUNICATORS: dict[str, tuple[str, int | None, int | None]] = {
+    "all_reduce": ("all_reduce", 0, 0),
+    "broadcast": ("broadcast", 0, 0),
+    "all_gather": ("all_gather", 0, 1),
+    "reduce_scatter": ("reduce_scatter", 0, 1),
+    "all_to_all": ("all_to_all", 0, 1),
+    "isend": ("isend", None, 0),
+    "irecv": ("irecv", 0, None),
+}
+_OPS = reductions_by_hash()
+_SUMS = ("sum", "avg", "mean")
+MESSAGES = ("send", "recv", "isend", "irecv")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: `members` are global ranks, empty if unknown; `sums` says that it adds or averages.
+    `by_user` is False for calls of DDP, of FSDP and of other libraries."""
+
+    name: str
+    group: int
+    members: tuple[int, ...]
+    reads: tuple[torch.Tensor, ...]
+    writes: tuple[torch.Tensor, ...]
+    sums: bool
+    site: str
+    by_user: bool
+
+
+class Listener(Protocol):
+    """What is told of calls."""
+
+    def begin(self, call: Call) -> None:
+        """A call is about to start."""
+
+    def submitted(self, call: Call, work: Any) -> None:
+        """It has returned; `work` is None if it has finished."""
+
+
+class Calls:
+    """Tells a listener of the calls of groups of the followed classes."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._inside = threading.local()
+        self._originals: list[tuple[type, str, Any]] = []
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._follow(Communicator, _OF_COMMUNICATORS)
+
+    def follow(self, group: Any) -> None:
+        """Follow the groups of this one's class; those of torch's own classes cannot be."""
+        kind = type(group)
+        if kind is not dist.ProcessGroup and not any(kind is known[0] for known in self._originals):
+            self._follow(kind, _METHODS)
+
+    def stop(self) -> None:
+        """Put the original methods back."""
+        for kind, name, original in reversed(self._originals):
+            setattr(kind, name, original)
+        self._originals.clear()
+
+    def _follow(self, kind: type, methods: dict[str, tuple[str, int | None, int | None]]) -> None:
+        for name, what in methods.items():
+            original = getattr(kind, name, None)
+            if name in vars(kind) and original is not None:
+                self._originals.append((kind, name, original))
+                setattr(kind, name, self._followed(original, *what))
+        if kind is not Communicator:
+            never_compiled(kind)
+
+    def _followed(
+        self, method: Any, name: str, writes: int | None, reads: int | None
+    ) -> Callable[..., Any]:
+        inside = self._inside
+
+        @functools.wraps(method)
+        def call(group: Any, *given: Any, **named: Any) -> Any:
+            if getattr(inside, "a_call", False) or torch.compiler.is_compiling():
+                return method(group, *given, **named)
+            inside.a_call = True
+            try:
+                found = self._describe(group, name, writes, reads, given, named)
+                if found is not None:
+                    self._listener.begin(found)
+                work = method(group, *given, **named)
+                if found is not None:
+                    self._listener.submitted(found, work)
+                return work
+            finally:
+                inside.a_call = False
+
+        return call
+
+    @harmless
+    def _describe(
+        self,
+        group: Any,
+        name: str,
+        writes: int | None,
+        reads: int | None,
+        given: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Call | None:
+        if len(given) <= max(writes or 0, reads or 0):  # tensors by name: rare, and not worth it
+            return None
+        read = () if reads is None else tuple(tensors_in(given[reads]))
+        written = () if writes is None else tuple(tensors_in(given[writes]))
+        sums = False
+        if name == "all_reduce":
+            options = given[-1] if len(given) > 1 else named.get("op", "sum")
+            op = getattr(options, "reduceOp", options)
+            sums = (op if isinstance(op, str) else _OPS.get(hash(op), "")) in _SUMS
+        elif name == "broadcast":  # whoever has it reads only; for others it is the same hazard
+            given_root = given[1] if len(given) > 1 else named.get("src", 0)
+            root = getattr(given_root, "rootRank", given_root)
+            mine = group.rank if isinstance(group, Communicator) else group.rank()
+            if root == mine:
+                written = ()
+        site, by_user = _origin(sys._getframe(3))
+        return Call(name, id(group), self._ranks(group), read, written, sums, site, by_user)
+
+    def _ranks(self, group: Any) -> tuple[int, ...]:
+        if isinstance(group, Communicator):
+            return group.global_ranks or ()
+        if id(group) not in self._members:
+            try:
+                found = tuple(dist.get_process_group_ranks(group))
+            except (ValueError, KeyError, RuntimeError):
+                return ()
+            self._members[id(group)] = found
+        return self._members[id(group)]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a tensor, or in nested lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def _origin(frame: FrameType | None) -> tuple[str, bool]:
+    """The user's line, and whether the call was made there and not by a library."""
+    caller = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_PASSED_ON):
+        caller = caller.f_back
+    return calling_line(frame), caller is not None and is_users(caller.f_code.co_filename)
