@@ -62,8 +62,9 @@ KIB, MIB = 1024, 1 << 20
 SIZES = (8, KIB, 64 * KIB, MIB, 64 * MIB)
 DDP_LAYERS, DDP_WIDTH = 24, 1024  # 25 million parameters
 DDP = "DDP step"
-OPTIONS = {"reproducible": "UNISONO_REPRODUCIBLE", "rounded": "UNISONO_ROUND_HALVES"}
-"""Backends that are unisono with an option."""
+OPTIONS: dict[str, dict[str, Any]] = {"reproducible": {"reproducible": True}}
+OPTIONS |= {wire: {"wire": wire} for wire in ("int8", "fp8", "bfloat16")}
+"""Backends that are unisono with an option of all_reduce."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def main() -> None:
         "--backends",
         nargs="+",
         default=["gloo", "unisono"],
-        help="reproducible, rounded: unisono with UNISONO_REPRODUCIBLE, UNISONO_ROUND_HALVES",
+        help=f"{', '.join(OPTIONS)} are unisono with that option, for all_reduce",
     )
     parser.add_argument("--dtype", default="float32", help="of the collectives' tensors")
     parser.add_argument("--no-ddp", dest="ddp", action="store_false")
@@ -267,18 +268,15 @@ class Bench:
         dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         for name in self.setting.backends:
-            option = OPTIONS.get(name, "")
-            os.environ |= {option: "1"} if option else {}
-            backend = "unisono" if option else name
+            backend = "unisono" if name in OPTIONS else name
             self.groups[name] = dist.new_group(backend=backend) if name != "gloo" else None
-            os.environ.pop(option, None)
 
     def run(self) -> None:
         """Measure everything."""
         for name in self.setting.collectives:
             for size_bytes in self.setting.sizes_of(name):
                 calls = {
-                    backend: make_call(name, size_bytes, self.rank, group, self.setting)
+                    backend: make_call(name, size_bytes, self.rank, group, self.setting, backend)
                     for backend, group in self.groups.items()
                 }
                 self.add(name, size_bytes, calls)
@@ -338,9 +336,9 @@ class Bench:
 
 
 def make_call(
-    name: str, size_bytes: int, rank: int, group: Any, setting: Setting
+    name: str, size_bytes: int, rank: int, group: Any, setting: Setting, backend: str
 ) -> Callable[[], object]:
-    """One collective, or a message there and one back."""
+    """One collective, or a message there and one back; on this backend, of which the group is."""
     import torch
     import torch.distributed as dist
 
@@ -357,6 +355,8 @@ def make_call(
             dist.recv(exact, 0, group=group)
             dist.send(exact, 0, group=group)
 
+    if backend in OPTIONS and name == "all_reduce":
+        return lambda: group.comm.all_reduce(exact, **OPTIONS[backend])
     whole, part = torch.zeros(count, dtype=dtype), torch.zeros(count // ranks, dtype=dtype)
     other = torch.zeros(count, dtype=dtype)
     rows = list(whole.chunk(ranks))

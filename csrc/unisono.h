@@ -67,13 +67,17 @@ typedef enum un_reduction {
     UN_REDUCTIONS,
 } un_reduction;
 
+/* How sums cross from one host to another, where not as they are: see packed.c. */
+typedef enum un_wire { UN_WIRE_FULL, UN_WIRE_INT8, UN_WIRE_FP8, UN_WIRE_BFLOAT16 } un_wire;
+
 /* The form of a reduction, as bits, which must be equal on all ranks; they are posted above the four
  * bits of the reduction itself. */
 typedef enum un_form {
     UN_REPRODUCIBLE = 1,  /* the bits depend on the contributions alone: see tree.c */
     UN_CONTRIBUTIONS = 2, /* the same, and each rank brings so many as it likes */
 } un_form;
-enum { UN_FORM_SHIFT = 4 };
+enum { UN_FORM_SHIFT = 4, UN_WIRE_SHIFT = 2 }; /* above them in the form: a un_wire */
+static inline un_wire un_wire_of(unsigned form) { return (un_wire)(form >> UN_WIRE_SHIFT & 3); }
 
 static inline bool un_reduces(un_operation operation) {
     return operation == UN_ALL_REDUCE || operation == UN_REDUCE || operation == UN_REDUCE_SCATTER;
@@ -164,6 +168,7 @@ typedef struct un_call {
     un_reduction reduction;
     unsigned form; /* of a reduction, see un_form */
     uint32_t contributions; /* in UN_CONTRIBUTIONS, how many follow each other in each input stream */
+    float *residual; /* with a wire format, what it has lost here, for each element; or NULL */
     un_dtype dtype;
     int root;
     double factor;
@@ -306,7 +311,6 @@ typedef struct un_span {
     const void *const *addresses; /* of the workers of ranks on other hosts */
     const size_t *address_bytes;
     const uint64_t *own_proofs, *proofs; /* carried by all that we send to a rank, and it to us */
-    bool rounds;    /* sums of half types are rounded between hosts */
 } un_span;
 
 /* Extend a group, whose segment only the ranks of this host share, over several hosts; `inner`

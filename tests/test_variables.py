@@ -31,7 +31,6 @@ BAD = {
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
     "UNISONO_REPRODUCIBLE": "rank",
-    "UNISONO_ROUND_HALVES": "rank",
     "UNISONO_CHECK_SHAPES": "all",
     "UNISONO_TRACEBACK": "short",
     "UNISONO_WATCH": "loud",

@@ -67,7 +67,6 @@ struct parcel;
  * hosts/, which fills it in. */
 typedef struct reach {
     const uint8_t *where; /* by rank: HERE, HEARD or ELSEWHERE */
-    uint64_t order;       /* of sums; hashed with each reduction: it must be equal on all ranks */
 
     /* waiting */
     uint32_t (*rounds)(void); /* changes after each round of the network in which something came */

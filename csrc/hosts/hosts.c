@@ -331,7 +331,6 @@ static void fill_reach(hosts *hs) {
             hs->where[rank] = hs->of[rank].index % here == hs->index ? HEARD : ELSEWHERE;
     reach *r = &hs->reach;
     r->where = hs->where;
-    r->order = 1 + (uint64_t)hs->rounds;
     r->rounds = network_rounds;
     r->sleep = await_network;
     r->attend = attend_network;
@@ -349,7 +348,7 @@ static void fill_reach(hosts *hs) {
 un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     hosts *hs = calloc(1, sizeof *hs);
     if (!hs) return UN_SYSTEM;
-    *hs = (hosts){.group = g, .key = span->key, .rounds = span->rounds};
+    *hs = (hosts){.group = g, .key = span->key};
     bool made = make_tables(hs, (size_t)g->ranks);
     bool placed = made && place_ranks(hs, span->hosts, g->ranks, g->rank);
     if (placed && hs->host[hs->mine].count != inner->ranks) placed = false;

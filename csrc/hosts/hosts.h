@@ -81,7 +81,6 @@ typedef struct hosts { /* of a group */
     int *ranks;         /* host by host */
     rank_of_hosts *of;  /* each rank of the group */
     uint8_t *where;     /* for `reach` */
-    bool rounds;        /* see order.c */
     bool spreads;       /* see posts.c */
     int steps;          /* of a descriptor's travel */
     struct hosts *next; /* of this process */
@@ -99,8 +98,8 @@ typedef struct hosts { /* of a group */
     uint32_t transfers; /* messages in transit */
 
     /* with the call lock */
-    char *scratch[5];
-    size_t scratch_bytes[5];
+    char *scratch[8];
+    size_t scratch_bytes[8];
 } hosts;
 
 static inline hosts *hosts_of(const un_group *g) { return (hosts *)g->reach; }

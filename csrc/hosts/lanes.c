@@ -11,6 +11,7 @@
  */
 #include <stdlib.h>
 
+#include "base/packed.h"
 #include "hosts/data.h"
 #include "base/stream.h"
 
@@ -160,6 +161,11 @@ typedef struct lane_sum {
     host_tree *tree;            /* of a reproducible sum; NULL: hosts have one sum each */
     char *wide, *sums, *theirs; /* of DEPTH chunks each, except `wide` */
     char *taken;                /* of a reproducible sum: from the ranks of our host */
+    un_wire wire;               /* of an all_reduce: how sums and results cross; then of DEPTH chunks, */
+    char *sent, *arrived;       /* packed: our result and the sums we send; results of other ranks */
+    float *unpacked;            /* a row from each host */
+    const char *in, *out;       /* the tensors whose rows are reduced */
+    size_t packed_row, packed_rows; /* bytes of one; how many there are in a chunk */
     size_t sum_bytes, row_bytes;
     batch scattered[DEPTH], gathered[DEPTH];
 } lane_sum;
@@ -193,6 +199,14 @@ static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_
     r->sums = scratch(l, 1, DEPTH * r->sum_bytes);
     r->theirs = scratch(l, 2, DEPTH * sums_before(r, l->hosts->count) * r->row_bytes);
     if (r->tree) r->taken = scratch(l, 4, r->tree->here * heard * r->row_bytes);
+    r->wire = un_wire_of(l->x->call->form);
+    if (r->wire) {
+        r->packed_row = round_up(packed_bytes(r->wire, most_bytes / r->a.item_bytes), LINE_BYTES);
+        r->packed_rows = heard;
+        r->sent = scratch(l, 5, DEPTH * heard * r->packed_row);
+        r->arrived = scratch(l, 6, DEPTH * heard * r->packed_row);
+        r->unpacked = (float *)(void *)scratch(l, 7, (size_t)l->hosts->count * r->row_bytes);
+    }
     l->inner.dtype = r->a.dtype;
     l->inner.reduction = r->a.inside;
     return status_from_abort(l->g) ? fail_from_abort(l->g) : UN_OK;
@@ -262,6 +276,60 @@ static un_status begin_tree(lane_sum *r, size_t chunk, const row *rows) {
     return status;
 }
 
+/* -- sums and results in few bits ------------------------------------------------------------------ */
+
+static char *packed_of(const lane_sum *r, char *rows, size_t chunk, size_t row) {
+    return rows + (chunk % DEPTH * r->packed_rows + row) * r->packed_row;
+}
+
+/* Pack `items` of a tensor from `first` on, and leave what that has lost. */
+static void pack_row(lane_sum *r, char *to, const char *data, size_t first, size_t items, float times) {
+    float *residual = r->l->x->call->residual;
+    const float *given = (const float *)(const void *)data;
+    pack_floats(r->wire, to, given, items);
+    if (residual) unpack_floats(r->wire, r->unpacked, to, items);
+    for (size_t i = 0; residual && i < items; i++) {
+        float lost = (given[i] - r->unpacked[i]) * times;
+        residual[first + i] = lost - lost == 0 ? lost : 0; /* not of a NaN */
+    }
+}
+
+/* Our own result: we keep what the others get. A contribution counts for less in an average. */
+static void pack_result(lane_sum *r, size_t chunk, char *own, row to) {
+    size_t items = to.bytes / r->a.item_bytes, first = (size_t)(to.data - r->out) / r->a.item_bytes;
+    char *packed = packed_of(r, r->sent, chunk, 0);
+    pack_row(r, packed, own, first, items, (float)r->a.divisor);
+    unpack_floats(r->wire, (float *)(void *)own, packed, items);
+}
+
+static void begin_packed_gather(lane_sum *r, size_t chunk, const row *rows, batch *b) {
+    const hosts *hs = r->l->hosts;
+    int ranks[UN_MAX_RANKS];
+    row heard[UN_MAX_RANKS];
+    size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard);
+    for (size_t i = 1; i < count; i++)
+        want(r->l, b, ranks[i], packed_of(r, r->arrived, chunk, i),
+             packed_bytes(r->wire, heard[i].bytes / r->a.item_bytes));
+    for (int step = 1; step < hs->count; step++)
+        give(r->l, b, mate_on(hs, (hs->mine + step) % hs->count), packed_of(r, r->sent, chunk, 0),
+             packed_bytes(r->wire, heard[0].bytes / r->a.item_bytes));
+}
+
+static un_status unpack_gathered(lane_sum *r, size_t chunk, const row *rows, batch *b) {
+    const hosts *hs = r->l->hosts;
+    int ranks[UN_MAX_RANKS];
+    row heard[UN_MAX_RANKS];
+    un_status status = land(r->l, b);
+    size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard);
+    for (size_t i = 1; !status && i < count; i++) {
+        size_t items = heard[i].bytes / r->a.item_bytes;
+        float *to = r->a.narrow ? r->unpacked : (float *)(void *)heard[i].data;
+        unpack_floats(r->wire, to, packed_of(r, r->arrived, chunk, i), items);
+        if (r->a.narrow) convert(r->a.narrow, heard[i].data, to, items);
+    }
+    return status;
+}
+
 /* Each rank combines the rows of its mates on other hosts inside its host, and sends them. */
 static un_status begin_scatter(lane_sum *r, size_t chunk, const row *rows) {
     if (r->tree) return begin_tree(r, chunk, rows);
@@ -290,14 +358,19 @@ static un_status begin_scatter(lane_sum *r, size_t chunk, const row *rows) {
     output = stream_of(&(row){sums_of(r, chunk), sums}, 1, &view);
     batch *b = &r->scattered[chunk % DEPTH];
     size_t own = wide_bytes_of(r, rows[l->g->rank].bytes);
+    size_t crossing = r->wire ? packed_bytes(r->wire, own / r->a.wide_bytes) : own;
     for (int h = 0; h < hs->count; h++)
-        if (h != hs->mine) want(l, b, mate_on(hs, h), theirs_of(r, chunk, h), own);
+        if (h != hs->mine) want(l, b, mate_on(hs, h), theirs_of(r, chunk, h), crossing);
     un_status status = run_inside(l, UN_REDUCE_SCATTER, 0, input, &output);
     size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard);
     char *at = sums_of(r, chunk) + own;
     for (size_t i = 1; !status && i < count; i++) {
         size_t bytes = wide_bytes_of(r, heard[i].bytes);
-        give(l, b, ranks[i], at, bytes);
+        char *packed = r->wire ? packed_of(r, r->sent, chunk, i) : NULL;
+        size_t first = r->wire ? (size_t)(heard[i].data - r->in) / r->a.item_bytes : 0;
+        if (packed) pack_row(r, packed, at, first, bytes / r->a.wide_bytes, 1);
+        give(l, b, ranks[i], packed ? packed : at,
+             packed ? packed_bytes(r->wire, bytes / r->a.wide_bytes) : bytes);
         at += bytes;
     }
     return status;
@@ -321,10 +394,20 @@ static un_status finish_scatter(lane_sum *r, size_t chunk, row to) {
         return UN_OK;
     }
     const void *by_host[UN_MAX_RANKS];
-    for (int h = 0; h < hs->count; h++) by_host[h] = h == hs->mine ? own : theirs_of(r, chunk, h);
-    r->a.second.run(r->a.narrow ? own : to.data, by_host, hs->count,
+    for (int h = 0; h < hs->count; h++) {
+        by_host[h] = h == hs->mine ? own : theirs_of(r, chunk, h);
+        if (!r->wire || h == hs->mine) continue;
+        float *sum = r->unpacked + (size_t)h * r->row_bytes / sizeof *sum;
+        unpack_floats(r->wire, sum, by_host[h], to.bytes / r->a.item_bytes);
+        by_host[h] = sum;
+    }
+    r->a.second.run(r->a.narrow || r->wire ? own : to.data, by_host, hs->count,
                     wide_bytes_of(r, to.bytes) / r->a.second.unit, r->a.divisor);
-    if (r->a.narrow) convert(r->a.narrow, to.data, own, to.bytes / r->a.item_bytes);
+    if (r->wire) pack_result(r, chunk, own, to);
+    if (r->a.narrow)
+        convert(r->a.narrow, to.data, own, to.bytes / r->a.item_bytes);
+    else if (r->wire)
+        memcpy(to.data, own, to.bytes);
     return UN_OK;
 }
 
@@ -404,7 +487,7 @@ static un_status give_to_root(lane_call *l, const shares *p, row mine, const row
 
 static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t bytes, int root) {
     int me = l->g->rank;
-    lane_sum r = {.a = arithmetic_of(l->g, l->x->call)};
+    lane_sum r = {.a = arithmetic_of(l->g, l->x->call), .in = in, .out = out};
     shares p = shares_of(l, bytes / r.a.item_bytes, r.a.item_bytes, root);
     size_t owners = (size_t)p.lanes * (size_t)p.owners;
     size_t most = (p.chunk_items + owners - 1) / owners * p.item_bytes;
@@ -421,12 +504,18 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
             share_rows(&p, time - 1, out, rows);
             row mine = {root < 0 ? rows[me].data : result, rows[me].bytes};
             status = finish_scatter(&r, time - 1, mine);
-            if (!status && root < 0) begin_gather(l, rows, &r.gathered[(time - 1) % DEPTH]);
+            batch *b = &r.gathered[(time - 1) % DEPTH];
+            if (!status && root < 0 && r.wire)
+                begin_packed_gather(&r, time - 1, rows, b);
+            else if (!status && root < 0)
+                begin_gather(l, rows, b);
             if (!status && root >= 0) status = give_to_root(l, &p, mine, rows);
         }
         if (!status && root < 0 && time >= 2) {
             share_rows(&p, time - 2, out, rows);
-            status = finish_gather(l, rows, &r.gathered[(time - 2) % DEPTH]);
+            batch *b = &r.gathered[(time - 2) % DEPTH];
+            if (r.wire) status = unpack_gathered(&r, time - 2, rows, b);
+            if (!status) status = finish_gather(l, rows, b);
         }
     }
     return end_sum(&r, status);

@@ -1,8 +1,7 @@
 /* Arithmetic in the order of hosts: the ranks of each host in their order, then the hosts in theirs.
  *
  * So for one placement of ranks every element is combined in one order, at every size, by any rank.
- * Sums of half types travel between hosts in float32, and are rounded once at the end; a group that
- * `rounds` sends them as half types, which halves the bytes. Reproducible sums know no hosts: each
+ * Sums of half types travel between hosts in float32, and are rounded once at the end. Reproducible sums know no hosts: each
  * host sends the nodes of their tree that its ranks have whole.
  */
 #include <stdlib.h>
@@ -16,8 +15,7 @@ static bool is_half(un_dtype dtype) {
 }
 
 host_arithmetic arithmetic_of(const un_group *g, const un_call *call) {
-    const hosts *hs = hosts_of(g);
-    bool widens = is_half(call->dtype) && !hs->rounds;
+    bool widens = is_half(call->dtype);
     bool averages = un_averages(call->reduction);
     host_arithmetic a = {.dtype = widens ? un_dtype_of(UN_FLOAT, 32, 1) : call->dtype,
                          .item_bytes = (call->dtype >> 8 & 0xff) / 8,

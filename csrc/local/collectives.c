@@ -535,7 +535,6 @@ un_status plan_execution(execution *x) {
             memcpy(&factor, &call->factor, sizeof factor);
             x->hash = mix(x->hash, factor);
         }
-        if (x->g->reach) x->hash = mix(x->hash, x->g->reach->order);
         x->takes_tree = takes_tree(x);
         if (call->form & UN_CONTRIBUTIONS) {
             plan_contributions(x);

@@ -48,6 +48,7 @@ typedef struct call_arguments {
     un_call call;
     PyObject *output, *input; /* the caller's, as is */
     PyObject *schedule_bytes; /* the integers of a compiled schedule, or None */
+    PyObject *residual;       /* of a wire format, or None */
     bool coalesced;
     bool in_place; /* the input is also the output */
     un_compiled_schedule schedule;

@@ -146,6 +146,20 @@ static void keep_unwritten(call_arguments *a, const Group *self) {
     for (size_t i = 0; i < a->in.tensors; i++) Py_CLEAR(a->in.tensor[i].lazy);
 }
 
+/* Contiguous float32, as many as the call has elements. The caller keeps it alive. */
+static int read_residual(call_arguments *a) {
+    tensor t;
+    un_view view;
+    start_tensor(&t);
+    int failed = read_one(&t, &view, a->residual, true);
+    size_t item = a->out.tensors ? a->out.tensor->item_bytes : a->in.tensor->item_bytes;
+    bool fits = !failed && !t.layout && t.dtype == un_dtype_of(UN_FLOAT, 32, 1) &&
+                t.bytes / sizeof(float) == a->call.output->bytes / item;
+    a->call.residual = fits ? (float *)(void *)t.data : NULL;
+    free_tensor(&t);
+    return failed ? failed : fits ? 0 : REFUSED;
+}
+
 /* Read both sides of a call into streams: 0, or why not; no peer has seen the call yet. */
 int read_tensors(call_arguments *a, Group *self) {
     un_call *call = &a->call;
@@ -174,7 +188,7 @@ int read_tensors(call_arguments *a, Group *self) {
     if (a->coalesced)
         call->shape_hash = hash_of_tensors(wide_input || call->contributions ? &a->out : &a->in);
     if (shapes_are_compared) add_shapes(a, self);
-    return 0;
+    return a->residual == Py_None ? 0 : read_residual(a);
 }
 
 void free_tensors(call_arguments *a) {
@@ -234,13 +248,13 @@ static int read_schedule(call_arguments *a, const Group *self) {
 }
 
 /* (operation, output, input, root, reduction), then optionally a factor, a compiled schedule as
- * bytes, a timeout, and how many contributions the input has: a list, one after the other. A reduction
- * is a plain name, or with a factor a number that includes its form. The caller keeps tensors and
+ * bytes, a timeout, how many contributions the input has (a list, one after the other), and a residual
+ * of the wire format. A reduction is a plain name, or with a factor a number that includes its form. The caller keeps tensors and
  * bytes alive; `a` must not move. 0, REFUSED, or -1 with an exception. */
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                Py_ssize_t count) {
-    if (count < 5 || count > 9) {
-        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 9 arguments");
+    if (count < 5 || count > 10) {
+        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 10 arguments");
         return -1;
     }
     un_operation o = (un_operation)PyLong_AsLong(arguments[0]);
@@ -248,6 +262,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     a->output = arguments[1];
     a->input = arguments[2];
     a->schedule_bytes = count > 6 ? arguments[6] : Py_None;
+    a->residual = count > 9 ? arguments[9] : Py_None;
     a->coalesced = is_coalesced(o, a->output, a->input);
     if (a->coalesced && !(is_list(a->output) && is_list(a->input))) return REFUSED;
     a->call = (un_call){.operation = o, .factor = count > 5 ? PyFloat_AsDouble(arguments[5]) : 1};
@@ -288,6 +303,7 @@ PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssiz
                        .form = default_form((Group *)object),
                        .factor = 1};
     a.output = a.input = arguments[0];
+    a.residual = Py_None;
     a.coalesced = is_list(a.input);
     return run_call(&a, (Group *)object);
 }

@@ -108,6 +108,7 @@ PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize
     call_arguments a;
     a.call = (un_call){.operation = (un_operation)operation, .factor = 1};
     a.coalesced = false;
+    a.residual = Py_None;
     if (!read_options(&a.call, self, arguments[3]) ||
         !read_given(&a, self, arguments[1], arguments[2]))
         return PyLong_FromLong(ASK_AGAIN);

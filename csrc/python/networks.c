@@ -45,14 +45,12 @@ PyObject *module_close_network(PyObject *module, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-/* span(local, hosts, key, workers, rounds); `local` is closed with this group */
+/* span(local, hosts, key, workers); `local` is closed with this group */
 PyObject *group_span(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object, *local;
     PyObject *hosts, *workers;
     unsigned long long key;
-    int rounds;
-    if (!PyArg_ParseTuple(arguments, "O!OKOp", Py_TYPE(object), &local, &hosts, &key, &workers,
-                          &rounds))
+    if (!PyArg_ParseTuple(arguments, "O!OKO", Py_TYPE(object), &local, &hosts, &key, &workers))
         return NULL;
     int host_of[UN_MAX_RANKS];
     const void *where[UN_MAX_RANKS];
@@ -81,8 +79,7 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
                     .addresses = where,
                     .address_bytes = bytes,
                     .own_proofs = own_proofs,
-                    .proofs = proofs,
-                    .rounds = rounds};
+                    .proofs = proofs};
     if (un_group_span(self->group, local->group, &span)) return PyErr_SetFromErrno(PyExc_OSError);
     local->group = NULL;
     Py_RETURN_NONE;

@@ -52,7 +52,7 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
     start_side(&a->in);
     start_side(&a->out);
     int failed = parse_call(a, self, arguments + 1, count - 1);
-    if (!failed && !(work->kept = PyTuple_Pack(3, a->output, a->input, a->schedule_bytes)))
+    if (!failed && !(work->kept = PyTuple_Pack(4, a->output, a->input, a->schedule_bytes, a->residual)))
         failed = -1;
     if (!failed && a->call.operation != UN_BARRIER) failed = read_tensors(a, self);
     if (failed) {

@@ -311,11 +311,6 @@ REPRODUCIBLE = Variable(
     "1: reductions give the same bits for any number of ranks and any placement (docs/numbers.md)",
     _switch,
 )
-ROUND_HALVES = Variable(
-    "UNISONO_ROUND_HALVES",
-    "1: sums of float16 and bfloat16 are rounded before they cross to another host (fewer bytes)",
-    _switch,
-)
 CHECK_SHAPES = Variable(
     "UNISONO_CHECK_SHAPES",
     "1: the ranks' shapes are compared, too; 0: never, not even under the watch or in tests",

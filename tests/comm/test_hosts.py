@@ -20,7 +20,7 @@ import torch.distributed as dist
 from expected import assert_same, inputs
 from made_up_hosts import world
 from ranks import RankPool, attempt, raised, subgroup
-from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost, RendezvousError
+from unisono import GroupAborted, MessageMismatch, PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect
 from unisono.comm.hosts.hosts_transport import HostsTransport
@@ -64,26 +64,17 @@ def test_bits_depend_on_the_placement_alone(pool: RankPool, hosts: str) -> None:
         assert value is None
 
 
-@pytest.mark.parametrize("hosts", ["ABBA", "ABBB"])
-def test_halves_may_be_rounded_before_they_cross(pool: RankPool, hosts: str) -> None:
-    pool.run(sum_everything, 4, hosts, True, connected=False)
+def sum_everything(rank: int, size: int, path: str, hosts: str) -> None:
+    with world(rank, path, hosts) as comm:
+        for dtype in (torch.float32, torch.bfloat16):
+            for count in (3, 900, 5000, 700_001):
+                check_sums(comm, inputs(size, dtype, count), hosts)
 
 
-def sum_everything(rank: int, size: int, path: str, hosts: str, rounds: bool = False) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNISONO_ROUND_HALVES", str(int(rounds)))
-        with world(rank, path, hosts) as comm:
-            for dtype in (torch.float32, torch.bfloat16):
-                for count in (3, 900, 5000, 700_001):
-                    check_sums(comm, inputs(size, dtype, count), hosts, rounds)
-
-
-def check_sums(comm: Communicator, given: list[torch.Tensor], hosts: str, rounds: bool) -> None:
+def check_sums(comm: Communicator, given: list[torch.Tensor], hosts: str) -> None:
     groups = [[r for r in range(4) if hosts[r] == host] for host in dict.fromkeys(hosts)]
     wide = [row.float().numpy() for row in given]
     partials = [reduce(numpy.add, [wide[rank] for rank in ranks]) for ranks in groups]
-    if rounds:
-        partials = [torch.from_numpy(p).to(given[0].dtype).float().numpy() for p in partials]
     total = reduce(numpy.add, partials)
     expected = torch.from_numpy(total).to(given[0].dtype)
     what = (given[0].dtype, given[0].numel())
@@ -98,22 +89,6 @@ def check_sums(comm: Communicator, given: list[torch.Tensor], hosts: str, rounds
     output = torch.empty(cuts[comm.rank], dtype=given[0].dtype)
     comm.reduce_scatter(output, list(torch.split(given[comm.rank], cuts)))
     assert_same(output, torch.split(expected, cuts)[comm.rank], what)
-
-
-def test_ranks_that_round_differently_are_told_so(fresh_pool: RankPool) -> None:
-    fresh_pool.run(round_differently, 3, connected=False)
-
-
-def round_differently(rank: int, size: int, path: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNISONO_ROUND_HALVES", "1" if rank == 2 else "0")
-        with world(rank, path, "ABB") as comm:
-            tensor = torch.full((4,), float(rank))
-            error = raised(CollectiveMismatch, comm.all_reduce, tensor)
-            assert error.culprits == (2,)
-            assert str(error).startswith("rank 2 on B made a different call")
-            assert "with halves rounded between hosts" in str(error)
-            assert tensor.tolist() == [rank] * 4
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_plots_stand_in_the_page(sources: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["conformance", "parity", "diagnosis", "performance", "hosts", "scale"]
+    "page", ["conformance", "parity", "diagnosis-corpus", "performance", "hosts", "scale"]
 )
 def test_a_table_that_a_command_writes_names_its_commit(page: str) -> None:
     text = (ROOT / f"docs/{page}.md").read_text()

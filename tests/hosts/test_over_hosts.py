@@ -254,28 +254,45 @@ def test_the_link_carries_no_more_than_it_must(
         assert 0.99 * times * size_bytes <= most <= 1.1 * times * size_bytes, (name, most)
 
 
-def count_bytes_of_halves(rank: int, size: int, _: str, where: Places, rounds: bool) -> int:
-    os.environ["UNISONO_ROUND_HALVES"] = str(int(rounds))
-    tensor = torch.zeros(1 << 22, dtype=torch.bfloat16)  # 8 MiB
-    with world(rank, where):
-        dist.all_reduce(tensor)
+def count_bytes_of(
+    rank: int, size: int, _: str, where: Places, dtype: str, options: dict[str, Any]
+) -> int:
+    tensor = torch.zeros((8 << 20) // getattr(torch, dtype).itemsize, dtype=getattr(torch, dtype))
+    with world(rank, where) as comm:
+        comm.all_reduce(tensor, **options)
         dist.barrier()
         before = where.host(rank).interface_bytes()[0]
         dist.barrier()
-        dist.all_reduce(tensor)
+        comm.all_reduce(tensor, **options)
         dist.barrier()
         sent = where.host(rank).interface_bytes()[0] - before
         dist.barrier()
     return sent
 
 
-@pytest.mark.parametrize(("rounds", "times"), [(False, 1.5), (True, 1.0)], ids=["wide", "rounded"])
-def test_sums_of_halves_cross_as_float32_unless_they_are_rounded(
-    fresh_pool: RankPool, make_network: MakeNetwork, rounds: bool, times: float
+@pytest.mark.parametrize(
+    ("placement", "dtype", "options", "times"),
+    [
+        ("block", "bfloat16", {}, 1.5),
+        ("block", "bfloat16", {"wire": "bfloat16"}, 1.0),
+        ("block", "float32", {"wire": "bfloat16"}, 0.5),
+        ("block", "float32", {"wire": "int8"}, 0.254),
+        ("block", "float32", {"wire": "fp8"}, 0.254),
+        ("block", "float32", {"reproducible": True}, 1.0),
+        ("cyclic", "float32", {"reproducible": True}, 1.5),
+    ],
+)
+def test_an_all_reduce_sends_what_its_form_promises(
+    fresh_pool: RankPool,
+    make_network: MakeNetwork,
+    placement: str,
+    dtype: str,
+    options: dict[str, Any],
+    times: float,
 ) -> None:
     with make_network(2) as made:
-        where = places(made, (0, 0, 1, 1))
-        sent = fresh_pool.run(count_bytes_of_halves, 4, where, rounds, connected=False)
+        where = places(made, PLACEMENTS[placement])
+        sent = fresh_pool.run(count_bytes_of, 4, where, dtype, options, connected=False)
     assert 0.99 * times * (8 << 20) <= max(sent) <= 1.1 * times * (8 << 20)
 
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono.comm.meeting import leading
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.torch_backend import futures
-from unisono.training import share_ddp_buckets
+from unisono.training import compress_ddp_gradients, share_ddp_buckets
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -368,6 +368,16 @@ def test_buckets_in_shared_memory(process_group: Any, options: dict[str, Any]) -
     assert all(map(torch.equal, usual, shared))
     with pytest.raises(TypeError, match="Net is not a DistributedDataParallel"):
         share_ddp_buckets(Net())  # type: ignore[arg-type]
+
+
+@pytest.mark.ranks(2)
+def test_a_wire_format_changes_nothing_on_one_host(process_group: Any) -> None:
+    usual = learn_widely(wrap_widely(PLAIN))
+    model = wrap_widely(PLAIN)
+    with pytest.raises(ValueError, match="unknown wire format"):
+        compress_ddp_gradients(model, "int4")  # type: ignore[arg-type]
+    compress_ddp_gradients(model, "int8")
+    assert all(map(torch.equal, usual, learn_widely(model)))
 
 
 class Scaled(torch.nn.Module):

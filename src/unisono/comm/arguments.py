@@ -15,6 +15,8 @@ from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Form, Operation
 from unisono.comm.reductions import (
     REDUCTIONS,
+    WIRE_SHIFT,
+    WIRES,
     PremulSum,
     Reduction,
     has_meaning,
@@ -61,6 +63,8 @@ class Call(NamedTuple):
     """Of a reduction: the engine's bits for what else must be equal on all ranks."""
     contributions: int = 0
     """How many follow each other in the inputs; 0: one, which is the input."""
+    residual: Any = None
+    """Where what the wire format loses goes."""
 
     @property
     def name(self) -> str:
@@ -94,6 +98,8 @@ def check_call(
     transport: Transport,
     reproducible: bool = False,
     contributions: Any = None,
+    wire: Any = None,
+    residual: Any = None,
 ) -> Call:
     rank, size, devices = transport.rank, transport.size, transport.devices
     primitive = primitive_of(operation.name.lower())
@@ -137,9 +143,13 @@ def check_call(
     reduction = None
     if primitive.reduces:
         reduction = check_reduction(op, map(dtype_name, outputs))
-        if form and not transport.reproduces:
+        if form and not transport.has_forms:
             _refuse_form(map(dtype_name, outputs), contributions is not None, transport)
-    call = Call(operation, outputs, inputs, root, reduction, is_coalesced, form, count_given)
+    if wire is not None or residual is not None:
+        assert reduction is not None
+        form |= _check_wire(wire, reduction.name, outputs, residual, transport)
+    form_and_more = form, count_given, residual
+    call = Call(operation, outputs, inputs, root, reduction, is_coalesced, *form_and_more)
     transport.check_call(call)
     return call
 
@@ -193,13 +203,43 @@ def _check_contributions(
 def _refuse_form(dtypes: Iterable[str], is_listed: bool, transport: Transport) -> None:
     """Integers have one sum; others only the engine computes in a fixed tree."""
     if is_listed or any(not name.startswith(("int", "uint", "bool")) for name in dtypes):
-        where = (
-            "CUDA tensors" if "cuda" in transport.devices else f"the backend {transport.backend}"
-        )
         raise ValueError(
-            f"reproducible reductions are not available on {where}: pass CPU tensors in a group "
+            f"reproducible reductions are not available on {_place(transport)}: pass CPU tensors "
+            "in a group whose backend is unisono"
+        )
+
+
+_ON_WIRES = ("float32", "float16", "bfloat16")
+
+
+def _check_wire(wire: Any, op: str, outputs: list[Any], residual: Any, transport: Transport) -> int:
+    """The form of a reduction with this wire format."""
+    if wire not in WIRES:
+        raise ValueError(f"unknown wire format {wire!r}: use {', '.join(WIRES)}, or None")
+    if op not in ("sum", "avg"):
+        raise ValueError(f"wire={wire!r} is for sums and averages, not {op}")
+    for dtype in map(dtype_name, outputs):
+        if dtype not in _ON_WIRES:
+            raise TypeError(f"wire={wire!r} is for {', '.join(_ON_WIRES)}, not {dtype}")
+    if not transport.has_forms:
+        raise ValueError(
+            f"wire formats are not available on {_place(transport)}: pass CPU tensors in a group "
             "whose backend is unisono"
         )
+    if residual is not None:
+        check_tensor(residual, True, ("cpu",))
+        if len(outputs) != 1 or count(residual) != count(outputs[0]):
+            raise ValueError("a residual has as many elements as the tensor, which is not a list")
+        if dtype_name(residual) != "float32" or not _is_dense(residual):
+            raise TypeError("a residual is a contiguous float32 tensor")
+        memory = _memory(residual)
+        if native.find_clash(Operation.ALL_REDUCE, [memory, _memory(outputs[0])], None, 0, 1, True):
+            raise ValueError("the residual shares memory with the tensor")
+    return WIRES.index(wire) + 1 << WIRE_SHIFT
+
+
+def _place(transport: Transport) -> str:
+    return "CUDA tensors" if "cuda" in transport.devices else f"the backend {transport.backend}"
 
 
 def _check_own_part(to: Any, source: Any, rank: int) -> None:

@@ -34,7 +34,7 @@ from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.forms import GivenCall, refused_by
 from unisono.comm.meeting.makings import SHRINKS, making
 from unisono.comm.meeting.unix_socket import Departed
-from unisono.comm.reductions import AnyReduction
+from unisono.comm.reductions import AnyReduction, WireFormat
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport, check_seconds
@@ -227,6 +227,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         algorithm: Algorithm = None,
         reproducible: bool | None = None,
         contributions: Contributions = None,
+        wire: WireFormat | None = None,
+        residual: Tensor | None = None,
     ) -> Work | None:
         """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
         tensors of a list must not share memory. `op` is "sum", "avg" ("mean"), "product", "min",
@@ -242,6 +244,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         `comm.reproducible`. A rank may bring several `contributions`, a list of tensors like
         `tensor`, which is then only the result; all ranks pass such lists, of any lengths.
 
+        `wire` is how sums of large tensors cross between hosts: "int8", "fp8" or "bfloat16" instead
+        of their full size, which loses digits: docs/numbers.md. With a `residual`, a float32 tensor
+        of zeros at first, this rank adds what the last call lost to its contribution.
+
         Raises TypeError for an `op` that is not defined for the dtype (the average of integers),
         ValueError for an unknown `op` or `algorithm`, or for tensors that share memory.
 
@@ -255,9 +261,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> x
         tensor([3., 3.])
         """
-        if reproducible is not None or contributions is not None:
+        if any(form is not None for form in (reproducible, contributions, wire, residual)):
             given = GivenCall(_ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
-            return self._reduce_as(given, reproducible, contributions)
+            return self._reduce_as(given, reproducible, contributions, wire, residual)
         if not async_op and algorithm is None:
             status: Any = self._all_reduce(tensor, op)
             if not status:
@@ -544,9 +550,15 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return transport.run(call, given.async_op)
 
     def _reduce_as(
-        self, given: GivenCall, reproducible: bool | None, contributions: Contributions
+        self,
+        given: GivenCall,
+        reproducible: bool | None,
+        contributions: Contributions,
+        wire: WireFormat | None = None,
+        residual: Any = None,
     ) -> Work | None:
-        """A reduction that says whether it is reproducible, or lists its contributions."""
+        """A reduction that says whether it is reproducible, lists its contributions, or has a wire
+        format."""
         name = given.operation.name.lower()
         self._raise_if_ended(name)
         listed = contributions is not None
@@ -562,14 +574,20 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 "an algorithm adds in its own order, which is not reproducible: pass one of the two"
             )
             self._refuse(name, ValueError(why))
+        if wire is not None and (as_tree or given.algorithm is not None):
+            why = "a wire format rounds sums host by host: it excludes reproducible and algorithm"
+            self._refuse(name, ValueError(why))
         if given.algorithm is not None:
             return self._go_on(Status.ASK_AGAIN, given)
         from unisono.comm.arguments import check_call
 
         source = contributions if listed else given.input
         transport = self._transport_for(name, given.output, source)
-        more = as_tree, contributions
+        more = as_tree, contributions, wire, residual
         call = self._checked(name, check_call, *given[:5], transport, *more)
+        if residual is not None:
+            given.output[...] += residual
+            residual[...] = 0
         return transport.run(call, given.async_op)
 
     def _transport_for(self, operation: str, output: Any, input: Any) -> Transport:

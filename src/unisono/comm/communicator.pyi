@@ -8,7 +8,7 @@ from typing import overload as _overload
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 
-from unisono.comm.reductions import AnyReduction
+from unisono.comm.reductions import AnyReduction, WireFormat
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
@@ -67,6 +67,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         algorithm: Algorithm = None,
         reproducible: bool | None = None,
         contributions: Contributions = None,
+        wire: WireFormat | None = None,
+        residual: Tensor | None = None,
     ) -> None: ...
     @_overload
     def all_reduce(
@@ -78,6 +80,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         algorithm: Algorithm = None,
         reproducible: bool | None = None,
         contributions: Contributions = None,
+        wire: WireFormat | None = None,
+        residual: Tensor | None = None,
     ) -> Work: ...
     @_overload
     def all_reduce(
@@ -89,6 +93,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         algorithm: Algorithm = None,
         reproducible: bool | None = None,
         contributions: Contributions = None,
+        wire: WireFormat | None = None,
+        residual: Tensor | None = None,
     ) -> Work | None: ...
     @_overload
     def reduce(

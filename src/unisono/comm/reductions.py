@@ -60,14 +60,21 @@ REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
 """By the engine's number. The last one is TRUNCATED_AVG, which errors call an average."""
 
 
-FORM_SHIFT = 4
-"""The engine's number of a reduction has its form in the bits from this one on."""
+FORM_SHIFT, WIRE_SHIFT = 4, 2
+"""The engine's number of a reduction has its form above so many bits, and the form has the number
+of its wire format above so many."""
+
+WireFormat: TypeAlias = Literal["int8", "fp8", "bfloat16"]
+WIRES: tuple[WireFormat, ...] = ("int8", "fp8", "bfloat16")
+"""From 1 on, as in csrc/unisono.h."""
 
 
 def describe_reduction(number: int) -> str:
     """A reduction as ranks have posted it, with its form: "reproducible sum"."""
     form = number >> FORM_SHIFT
     name = REDUCTION_NAMES[number & (1 << FORM_SHIFT) - 1]
+    if form >> WIRE_SHIFT:
+        return f"{name}, wire {WIRES[(form >> WIRE_SHIFT) - 1]}"
     if form & Form.CONTRIBUTIONS:
         return f"reproducible {name} of listed contributions"
     return f"reproducible {name}" if form & Form.REPRODUCIBLE else name

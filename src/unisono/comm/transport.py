@@ -61,8 +61,8 @@ class Transport(ABC):
     is_on_one_host: bool = False
     """Whether its ranks share the memory of one host."""
 
-    reproduces: bool = False
-    """Whether it has reductions whose bits depend on the contributions alone."""
+    has_forms: bool = False
+    """Whether it has reductions of other forms: reproducible ones, and wire formats."""
     reproducible: bool = False
     """Whether its reductions are such, unless a call says otherwise."""
 

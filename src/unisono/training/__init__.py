@@ -28,7 +28,7 @@ from unisono.training.agreement import all_ranks, any_rank, main_process_first, 
 from unisono.training.attention import ring_attention
 from unisono.training.catching_up import catch_up
 from unisono.training.clipping import clip_grad_norm
-from unisono.training.ddp_buckets import share_ddp_buckets
+from unisono.training.ddp_buckets import compress_ddp_gradients, share_ddp_buckets
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.experts import (
     DispatchedTokens,
@@ -78,6 +78,7 @@ __all__ = [
     "catch_up",
     "clip_grad_norm",
     "combine_tokens",
+    "compress_ddp_gradients",
     "dispatch_tokens",
     "gather_in_order",
     "init_weight_update_group",

@@ -20,10 +20,12 @@ from unisono.collectives.arguments import refuse_type
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.communicator import Communicator
 from unisono.comm.reductions import NamedReduction as Reduction
-from unisono.comm.work import FinishedWork
+from unisono.comm.reductions import WireFormat
+from unisono.comm.work import FinishedWork, Work, join_works
 from unisono.errors import UnisonoError
 from unisono.math import HALF_DTYPES
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
+from unisono.training.contributions import ContributionRows
 from unisono.training.memory import shares_storage, zeros_for
 
 Parameters: TypeAlias = (
@@ -103,10 +105,13 @@ class GradientBucket:
         op: Reduction,
         kept: bool,
         wide: bool,
+        wire: WireFormat | None = None,
+        contributions: int = 0,
     ) -> None:
         tensors = [parameter.tensor for parameter in parameters]
         dtype, device = tensors[0].dtype, tensors[0].device
         self.parameters, self.comm, self.op = parameters, comm, op
+        self.total: int | None = None  # contributions of all ranks, where these bring several
         self.wide = wide and dtype in HALF_DTYPES
         self.dtype = torch.float32 if self.wide else dtype
         sizes = [tensor.numel() for tensor in tensors]
@@ -118,6 +123,12 @@ class GradientBucket:
             self.views = [view.view_as(tensor) for view, tensor in zip(views, tensors, strict=True)]
         else:
             self.absent = torch.zeros(len(sizes), dtype=self.dtype, device=device)
+        self.wire = wire
+        if wire is not None:
+            self.residual = torch.zeros(sum(sizes))
+        self.rows: ContributionRows | None = None
+        if contributions and self.flat is not None:
+            self.rows = ContributionRows(contributions, self.flat, tensors)
         self.start_over()
 
     def start_over(self) -> None:
@@ -127,6 +138,8 @@ class GradientBucket:
         self.summed: set[int] = set()  # of a wide bucket: sums that have begun
         if self.wide and self.flat is not None:
             self.flat.zero_()
+        if self.rows is not None:
+            self.rows.start_over()
 
     def collect(self, index: int) -> None:
         """A gradient has arrived: move it in, or add it to the sum in float32, and drop it."""
@@ -141,6 +154,19 @@ class GradientBucket:
             tensor.grad = None
         else:
             self.move_in(index, gradient)
+
+    def collect_row(self, index: int, row: int) -> None:
+        """The same of one of several contributions."""
+        gradient = self.gradient(index)
+        assert gradient is not None
+        assert self.rows is not None
+        if self.rows.has(row, index):
+            raise UnisonoError(
+                f"a second gradient for {self.parameters[index].name} in one contribution: make "
+                "one backward pass for each number of sync.contributions()"
+            )
+        self.rows.add(row, index, gradient)
+        self.parameters[index].tensor.grad = None
 
     def gradient(self, index: int) -> torch.Tensor | None:
         """The gradient; TypeError, here and on the other ranks, if it is not dense."""
@@ -194,11 +220,33 @@ class BucketReduction:
         self._bucket = bucket
         self._zeros: dict[int, torch.Tensor] = {}  # where this rank has no gradient
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradient, stand-in
+        if bucket.rows is not None:
+            assert bucket.flat is not None
+            begun = bucket.comm.all_reduce(
+                bucket.flat, bucket.op, async_op=True, contributions=bucket.rows.rows
+            )
+            self.work: Work = begun or FinishedWork()
+            return
         bucket.absent.zero_()
         rows = [self._row(index) for index in range(len(bucket.parameters))]
         travelling = [*rows, bucket.absent] if bucket.flat is None else bucket.flat
         mark_written(rows)
-        self.work = bucket.comm.all_reduce(travelling, bucket.op, async_op=True) or FinishedWork()
+        if bucket.wire is None:
+            self.work = (
+                bucket.comm.all_reduce(travelling, bucket.op, async_op=True) or FinishedWork()
+            )
+        else:
+            self.work = self._begin_packed() or FinishedWork()
+
+    def _begin_packed(self) -> Work | None:
+        """The gradients by a wire format; which are absent in full."""
+        bucket = self._bucket
+        assert bucket.flat is not None
+        gradients = bucket.flat[: bucket.residual.numel()]
+        packed = bucket.comm.all_reduce(
+            gradients, bucket.op, async_op=True, wire=bucket.wire, residual=bucket.residual
+        )
+        return join_works([packed, bucket.comm.all_reduce(bucket.absent, bucket.op, async_op=True)])
 
     def _row(self, index: int) -> torch.Tensor:
         """The tensor to reduce for one parameter."""
@@ -228,27 +276,34 @@ class BucketReduction:
         """After the work has finished: set the parameters' gradients. Returns which were missing,
         and on how many ranks. If all ranks lacked one, the parameter has none."""
         bucket = self._bucket
+        total = bucket.comm.size if bucket.total is None else bucket.total
         without: dict[int, int] = {}  # on how many ranks each is missing
         if bool(bucket.absent.any()):
-            scale = bucket.comm.size if bucket.op == "avg" else 1
+            scale = total if bucket.op == "avg" else 1
             counts = (round(abs(number) * scale) for number in bucket.absent.tolist())
             without = {index: ranks for index, ranks in enumerate(counts) if ranks}
         given = self._zeros
-        if bucket.wide:
+        if bucket.wide or bucket.rows is not None:
             given = {
                 index: view.to(bucket.parameters[index].tensor.dtype)
                 for index, view in enumerate(bucket.views)
             }
         for index, gradient in given.items():
-            if without.get(index) != bucket.comm.size:
+            if without.get(index) != total:
                 bucket.parameters[index].tensor.grad = gradient
         for gradient, copy in self._copies:
             gradient.copy_(copy)
-        bucket.start_over()
-        return [
-            MissingGradient(bucket.parameters[index], ranks, index in self._zeros)
+        rows = bucket.rows
+        missing = [
+            MissingGradient(
+                bucket.parameters[index],
+                ranks,
+                index in self._zeros if rows is None else rows.lacks(index),
+            )
             for index, ranks in without.items()
         ]
+        bucket.start_over()
+        return missing
 
 
 def buckets_of(
@@ -259,6 +314,8 @@ def buckets_of(
     *,
     kept: bool,
     wide: bool = False,
+    wire: WireFormat | None = None,
+    contributions: tuple[int, int] | None = None,
 ) -> list[GradientBucket]:
     """These parameters, in this order, cut into buckets of about this many bytes, each of one dtype
     on one device, in the order in which they fill up."""
@@ -275,10 +332,14 @@ def buckets_of(
         filling[kind].append(index)
         sizes[kind] += size
     full = sorted([*full, *filling.values()], key=lambda indices: indices[-1])
-    return [
-        GradientBucket([parameters[index] for index in indices], comm, op, kept, wide)
+    own, total = contributions or (0, None)
+    made = [
+        GradientBucket([parameters[index] for index in indices], comm, op, kept, wide, wire, own)
         for indices in full
     ]
+    for bucket in made:
+        bucket.total = total
+    return made
 
 
 def group_alike(parameters: Iterable[NamedParameter]) -> list[list[NamedParameter]]:
@@ -290,11 +351,13 @@ def group_alike(parameters: Iterable[NamedParameter]) -> list[list[NamedParamete
     return list(groups.values())
 
 
-def check_used(missing: Iterable[MissingGradient], comm: Communicator) -> None:
-    """Raise UnisonoError, on every rank, if any rank lacked a gradient."""
+def check_used(
+    missing: Iterable[MissingGradient], comm: Communicator, contributions: int | None = None
+) -> None:
+    """Raise UnisonoError, on every rank, if any rank, or contribution, lacked a gradient."""
+    of = f"{comm.size} ranks" if contributions is None else f"{contributions} contributions"
     named = [
-        f"{lack.parameter.name} (on {lack.ranks} of {comm.size} ranks"
-        f"{', this one too' * lack.here})"
+        f"{lack.parameter.name} (on {lack.ranks} of {of}{', this one too' * lack.here})"
         for lack in sorted(missing, key=lambda lack: lack.parameter.number)
     ]
     if named:

@@ -1,5 +1,5 @@
-"""DDP's buckets in shared memory: DDP's communication hook gets each full bucket, and on the first
-call replaces its pages with shared memory."""
+"""DDP's communication hooks, which get each full bucket: in shared memory, by which its pages are
+replaced on the first call; or in few bits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from unisono.comm.reductions import WIRES, WireFormat
 from unisono.comm.shared_memory.shared_pages import SharedPages
 
 
@@ -30,15 +31,59 @@ def share_ddp_buckets(model: DistributedDataParallel) -> None:
     >>> model.module.weight.grad
     tensor([[1., 1.]])
     """
+    group = _group_of(model, "share_ddp_buckets")
+    # A lambda, because DDP rejects other annotations than its own.
+    model.register_comm_hook(_SharedBuckets(group), lambda state, bucket: state.average(bucket))
+
+
+def compress_ddp_gradients(model: DistributedDataParallel, wire: WireFormat = "int8") -> None:
+    """Average the gradients of a `model` in DDP over hosts in a `wire` format: "int8", "fp8" or
+    "bfloat16". What a step loses is added in the next. All ranks call it, before the first
+    backward; it is DDP's communication hook, of which a model has only one.
+
+    Raises TypeError if `model` is not a DDP model, ValueError for another format, or if its group
+    is not on the backend "unisono", and torch's RuntimeError if it already has a hook.
+
+    >>> from torch.nn.parallel import DistributedDataParallel
+    >>> import torch.distributed as dist
+    >>> model = DistributedDataParallel(torch.nn.Linear(2, 1), process_group=dist.group.WORLD)
+    >>> unisono.training.compress_ddp_gradients(model, "int8")
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> model.module.weight.grad
+    tensor([[1., 1.]])
+    """
+    if wire not in WIRES:
+        raise ValueError(f"unknown wire format {wire!r}: use {', '.join(WIRES)}")
+    group = _group_of(model, "compress_ddp_gradients")
+    hook = _PackedBuckets(group, wire)
+    model.register_comm_hook(hook, lambda state, bucket: state.average(bucket))
+
+
+def _group_of(model: DistributedDataParallel, name: str) -> Any:
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"{type(model).__name__} is not a DistributedDataParallel")
     group: Any = model.process_group
     if getattr(group, "comm", None) is None:
-        raise ValueError(
-            "share_ddp_buckets: the model's process group is not on the backend unisono"
-        )
-    # A lambda, because DDP rejects other annotations than its own.
-    model.register_comm_hook(_SharedBuckets(group), lambda state, bucket: state.average(bucket))
+        raise ValueError(f"{name}: the model's process group is not on the backend unisono")
+    return group
+
+
+class _PackedBuckets:
+    """What each of DDP's buckets has lost, by its number."""
+
+    def __init__(self, group: Any, wire: WireFormat) -> None:
+        self._group, self._wire = group, wire
+        self._residuals: dict[int, torch.Tensor] = {}
+
+    def average(self, bucket: Any) -> Any:
+        """The future of a bucket's averages."""
+        given, index = bucket.buffer(), bucket.index()
+        residual = self._residuals.get(index)
+        if residual is None or len(residual) != len(given):  # DDP rebuilds its buckets once
+            residual = self._residuals[index] = torch.zeros(len(given))
+        comm, wire = self._group.comm, self._wire
+        work = comm.all_reduce(given, "avg", async_op=True, wire=wire, residual=residual)
+        return self._group.future_of(work, given)
 
 
 class _SharedBuckets:

@@ -13,9 +13,11 @@ import torch
 from unisono.collectives.arguments import check_rank
 from unisono.collectives.ragged import device_of
 from unisono.comm.communicator import Communicator, Group
+from unisono.comm.reductions import WIRES, WireFormat
 from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written
 from unisono.training import buckets
+from unisono.training.contributions import share_of_contributions
 from unisono.world.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
@@ -35,7 +37,12 @@ class GradientSync:
     happens if a rank has no gradient for a parameter: "error" raises on every rank and names it;
     "zero" counts it as zero, and leaves the gradient None if no rank has one, as in a program of
     one process. `accumulate_float32` adds half-precision gradients, of several backward passes and
-    of all ranks, in float32, and rounds once.
+    of all ranks, in float32, and rounds once. `wire` is a format in which gradients cross between
+    hosts, as in Communicator.all_reduce; what it loses in one step is added in the next.
+
+    With a `contribution_count` a step has so many micro-batches over all ranks, and gives the same
+    bits on any number of ranks: a rank makes one backward pass for each number that
+    `contributions()` yields. It keeps a copy of all gradients for each of its micro-batches.
 
     Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a parameter
     belongs to another GradientSync that is not closed.
@@ -63,8 +70,19 @@ class GradientSync:
         unused: str = "error",
         accumulate_float32: bool = False,
         src: int | None = 0,
+        wire: WireFormat | None = None,
+        contribution_count: int | None = None,
     ) -> None:
         self._comm = resolve(group)
+        if wire is not None and (wire not in WIRES or contribution_count is not None):
+            raise ValueError(
+                f"wire={wire!r}: one of {', '.join(WIRES)}, without contribution_count"
+            )
+        self._wire: WireFormat | None = wire
+        self._own: range | None = None
+        if contribution_count is not None:
+            self._own = share_of_contributions(contribution_count, self._comm)
+        self._contribution_count, self._row = contribution_count, -1
         asked = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
         self._op = buckets.check_options(asked, unused, op)
         self._overlap, self._unused = overlap, unused
@@ -78,6 +96,7 @@ class GradientSync:
             if not parameter.requires_grad
         ]
         options = f"{op=}, {unused=}, {bucket_bytes=}, {accumulate_float32=}"
+        options += f", {wire=}, {contribution_count=}"
         buckets.check_the_same_everywhere(self._comm, self._parameters, options)
         if not self._parameters:
             raise ValueError("no parameter requires a gradient")
@@ -118,8 +137,16 @@ class GradientSync:
                 self._comm.reject_call("all_gather", why)
 
     def _arrange(self, order: list[buckets.NamedParameter]) -> None:
+        own = None if self._own is None else (len(self._own), self._contribution_count or 0)
         self._buckets = buckets.buckets_of(
-            order, self._comm, self._bucket_bytes, self._op, kept=True, wide=self._wide
+            order,
+            self._comm,
+            self._bucket_bytes,
+            self._op,
+            kept=True,
+            wide=self._wide,
+            wire=self._wire,
+            contributions=own,
         )
         self._bucket_of: dict[int, tuple[buckets.GradientBucket, int]] = {
             parameter.number: (bucket, index)
@@ -139,7 +166,10 @@ class GradientSync:
         if not self._learned:
             self._seen.setdefault(parameter.number)
         with torch.no_grad():
-            bucket.collect(index)
+            if self._own is None:
+                bucket.collect(index)
+            else:
+                self._collect_row(bucket, index)
         if self._silent:
             return
         bucket.arrived[index] = True
@@ -149,6 +179,39 @@ class GradientSync:
                 if bucket.waiting_for:
                     break
                 self._begin_next()
+
+    def _collect_row(self, bucket: buckets.GradientBucket, index: int) -> None:
+        if self._row < 0:
+            raise UnisonoError(
+                "a backward pass outside of its contribution: make one for each number, in "
+                "`for number in sync.contributions(): ...`"
+            )
+        bucket.collect_row(index, self._row)
+
+    def contributions(self) -> Iterator[int]:
+        """Yield the numbers of this rank's micro-batches of a step, out of `contribution_count`;
+        each is for one backward pass. In the last one full buckets are sent meanwhile.
+
+        Raises ValueError without a `contribution_count`.
+
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> sync = unisono.training.GradientSync(model, contribution_count=4)
+        >>> for number in sync.contributions():
+        ...     model(torch.full((1, 1), float(number))).sum().backward()
+        >>> sync.finish()
+        >>> model.weight.grad
+        tensor([[1.5000]])
+        """
+        if self._own is None:
+            raise ValueError("contributions() needs a GradientSync with contribution_count=")
+        before = self._silent
+        try:
+            for row, number in enumerate(self._own):
+                self._row = row
+                self._silent = row + 1 < len(self._own)
+                yield number
+        finally:
+            self._row, self._silent = -1, before
 
     def _begin_next(self) -> None:
         """Buckets start in a fixed order because ranks may fill them in different orders."""
@@ -194,7 +257,7 @@ class GradientSync:
         missing = [lack for reduction in self._reductions for lack in reduction.end()]
         self._reductions = []
         if self._unused == "error":
-            buckets.check_used(missing, self._comm)
+            buckets.check_used(missing, self._comm, self._contribution_count)
         # Only after a complete step: a rank that discards one does not take part.
         if not self._learned:
             self._adopt_order()

@@ -86,7 +86,6 @@ class Group(Protocol):
         hosts: Sequence[int],
         key: int,
         workers: Sequence[tuple[bytes, int, int]],
-        rounds_halves: bool,
     ) -> None:
         """Extend the group to ranks on other hosts. `local` is the group of those on this host,
         `hosts` the number of each rank's host, `workers` the address of its UCX worker, b"" on

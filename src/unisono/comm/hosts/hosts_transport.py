@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from sys import is_finalizing
 from typing import Any
 
-from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.meeting.deadline import Deadline, in_seconds
@@ -144,7 +143,6 @@ class HostsTransport(EngineTransport):
                 self.placement.hosts_of_ranks(),
                 self.key,
                 self.links.workers(self.placement.members),
-                bool(variables.ROUND_HALVES.read()),
             )
         except BaseException as error:
             inner.close()

@@ -40,7 +40,7 @@ class EngineTransport(Transport):
 
     membership: Membership
     tags = range(-(2**63), 2**63)
-    reproduces = True
+    has_forms = True
     _refusals = 0
 
     def __init__(
@@ -123,7 +123,7 @@ class EngineTransport(Transport):
         number, factor = (mark, 1.0)
         if op is not None:
             number, factor = op.number | call.form << FORM_SHIFT, op.factor
-        more = (0, call.contributions) if call.contributions else ()
+        more = (0, call.contributions, call.residual) if call.form else ()
 
         def run(output: Any, input: Any) -> Work | None:
             given = call.operation, output, input, root, number, factor, schedule, *more

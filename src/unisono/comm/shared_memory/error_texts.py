@@ -42,22 +42,8 @@ def _posted_hash(word: int) -> int:
     return word * _GOLDEN >> 32 & 0xFFFFFFFF
 
 
-def _mixed(value: int) -> int:
-    """The hash of one value: `mix` in csrc/local/collectives.c."""
-    product = value * _GOLDEN & 0xFFFFFFFFFFFFFFFF
-    return product ^ product >> 32
-
-
 _RAGGED = _posted_hash(0x68656164)
 """The hash that a ragged gather posts: HEADS in csrc/local/ragged.c."""
-_ORDERS = {
-    _posted_hash(_mixed(number)): order
-    for number, order in enumerate(
-        ("", "with halves rounded between hosts"),
-        start=1,
-    )
-}
-"""The hash that a reduction over hosts posts, by the order of its sums: csrc/hosts/hosts.c."""
 
 
 class AwaitedMessage(NamedTuple):
@@ -140,8 +126,6 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         more = f"by {algorithm_of(text, root)}, schedule {with_hash}"
     elif operation is Operation.BROADCAST and reduction:
         more = f"by {algorithm_of(text, reduction, 255)}, schedule {with_hash}"
-    elif primitive.reduces and others in _ORDERS:
-        more = _ORDERS[others]
     elif others and not primitive.is_pairwise:
         more = f"{'factor' if reduction & 15 == len(REDUCTIONS) else 'sizes'} {with_hash}"
     return describe_collective(

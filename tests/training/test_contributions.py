@@ -1,0 +1,109 @@
+"""Training whose checkpoint does not depend on the number of ranks, nor on a death."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from made_up_hosts import world
+from ranks import RankPool, attempt, raised
+from unisono import PeerLost, UnisonoError
+from unisono.comm.communicator import Communicator
+from unisono.training import GradientSync
+
+COUNT, STEPS = 16, 6
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    return model, torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def loss_of(model: nn.Module, step: int, number: int) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(1000 * step + number)
+    x = torch.randn(16, 8, generator=chance) * 10 ** (number % 5 - 2)
+    result: torch.Tensor = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    return result
+
+
+def digest(model: nn.Module, losses: list[torch.Tensor]) -> str:
+    numbers = torch.cat([*(p.detach().flatten() for p in model.parameters()), *losses])
+    return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()
+
+
+def train(comm: Communicator, dies_at: int = -1) -> str:
+    """The digest of the parameters and the losses after all steps."""
+    torch.set_num_threads(1)
+    model, optimizer = make()
+    losses: list[torch.Tensor] = []
+    group = comm
+    sync = GradientSync(model, group, bucket_bytes=2000, contribution_count=COUNT)
+    while len(losses) < STEPS:
+        step = len(losses)
+        if step == dies_at and comm.rank == 1:
+            os.kill(os.getpid(), 9)
+        try:
+            own = []
+            for number in sync.contributions():
+                loss = loss_of(model, step, number)
+                loss.backward()
+                own.append(loss.detach().reshape(1))
+            sync.finish()
+            group.all_reduce(shown := torch.zeros(1), "avg", contributions=own)
+        except PeerLost:
+            group = group.shrink()
+            sync.close()
+            model.zero_grad()
+            sync = GradientSync(model, group, bucket_bytes=2000, contribution_count=COUNT)
+            continue
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(shown)
+    sync.close()
+    return digest(model, losses)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_checkpoint_is_that_of_one_rank(pool: RankPool, ranks: int) -> None:
+    assert set(pool.run(train, ranks)) == set(pool.run(train, 1))
+
+
+def train_on_hosts(rank: int, size: int, path: str, hosts: str) -> str:
+    with world(rank, path, hosts) as comm:
+        return train(comm)
+
+
+def test_it_is_so_over_hosts(pool: RankPool) -> None:
+    assert set(pool.run(train_on_hosts, 3, "ABA", connected=False)) == set(pool.run(train, 1))
+
+
+def test_and_after_a_death(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(train, 4, 3)
+    left = [outcome for rank, outcome in enumerate(outcomes) if rank != 1]
+    assert all(outcome.error is None for outcome in left), left
+    expected = fresh_pool.run(train, 1)
+    assert {outcome.value for outcome in left} == set(expected)
+
+
+@pytest.mark.ranks(2)
+def test_a_wrong_use_is_told(comm: Communicator) -> None:
+    model, _ = make()
+    raised(ValueError, partial(GradientSync, model, contribution_count=1))
+    raised(ValueError, partial(GradientSync, model, contribution_count=4, wire="int8"))
+    raised(ValueError, partial(GradientSync, model, wire="int4"))
+    sync = GradientSync(model, contribution_count=4)
+    assert "outside of its contribution" in str(attempt(loss_of(model, 0, 0).backward))
+    sync.discard()
+    for number in sync.contributions():
+        if number:
+            loss_of(model, 0, number).backward()
+    error = raised(UnisonoError, sync.finish)
+    assert "(on 1 of 4 contributions" in str(error)
+    sync.close()
