@@ -24,6 +24,7 @@ BAD = {
     "UNISONO_REQUIRE_SECRET": "please",
     "UNISONO_UCX": "/nowhere/libucp.so",
     "UNISONO_REPLACE": "nccl",
+    "UNISONO_VLLM": "always",
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_READ_PEERS": "never",
     "UNISONO_COPY_THREADS": "0",

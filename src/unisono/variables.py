@@ -271,6 +271,11 @@ REPLACE = Variable(
     "gloo: programs that ask torch for gloo by name get unisono",
     _one_of("gloo"),
 )
+VLLM = Variable(
+    "UNISONO_VLLM",
+    "1: the workers of a vLLM on CPUs talk to each other by unisono (docs/serving.md)",
+    _switch,
+)
 ALGO = Variable(
     "UNISONO_ALGO",
     "the default algorithm of all_reduce, from unisono plan's catalog (case-insensitive)",

@@ -1,0 +1,108 @@
+"""vLLM's CpuCommunicator over unisono: shared memory on one host, UCX between hosts."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.utils.network_utils import get_ip
+
+from unisono.comm.communicator import Communicator
+from unisono.serving.collectives import ServingCollectives
+
+_MEETING_S = 300.0
+_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+
+
+class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
+    """One worker's communicator of one of vLLM's groups (tp, pp, ep, dp, ...)."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        comm = _join(self.cpu_group, self.rank_in_group, self.world_size, self.unique_name)
+        comm.name = self.unique_name  # compiled models, which vLLM caches, call it by this name
+        self._collectives = ServingCollectives(comm)
+        self.supports_tensor_dict = True
+
+    def _all_group_ranks_share_shm_group_name(self) -> bool:
+        return False  # so that vLLM makes no shared memory of its own
+
+    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
+        return self._collectives.all_reduce(input_)
+
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return self._collectives.all_gather(input_, dim)
+
+    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        return self._collectives.gather(input_, dst, dim)
+
+    def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return self._collectives.reduce_scatter(input_, dim)
+
+    def all_gatherv(
+        self,
+        input_: torch.Tensor | list[torch.Tensor],
+        dim: int = 0,
+        sizes: list[int] | None = None,
+    ) -> torch.Tensor | list[torch.Tensor]:
+        if dim != 0:
+            raise NotImplementedError(f"all_gatherv along dim {dim}: only dim 0 is used by vLLM")
+        if isinstance(input_, list):
+            return [self._collectives.all_gatherv(tensor, sizes) for tensor in input_]
+        return self._collectives.all_gatherv(input_, sizes)
+
+    def reduce_scatterv(
+        self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> torch.Tensor:
+        return self._collectives.reduce_scatterv(input_, dim, sizes)
+
+    def send(self, tensor: torch.Tensor, dst: int | None = None) -> None:
+        comm = self._collectives.comm
+        comm.send(tensor, comm.next if dst is None else dst)
+
+    def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> torch.Tensor:
+        comm = self._collectives.comm
+        tensor = torch.empty(size, dtype=dtype)
+        comm.recv(tensor, comm.prev if src is None else src)
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
+        self._collectives.comm.broadcast(tensor, src)
+        return tensor
+
+    def send_tensor_dict(self, tensor_dict: dict[str, Any], dst: int) -> None:
+        self._collectives.send_tensor_dict(tensor_dict, dst)
+
+    def recv_tensor_dict(self, src: int) -> dict[str, Any]:
+        return self._collectives.recv_tensor_dict(src)
+
+    def destroy(self) -> None:
+        self._collectives.comm.close()
+
+
+def _join(group: dist.ProcessGroup, rank: int, size: int, unique_name: str) -> Communicator:
+    """Meet the other workers of a group; on several hosts in a store that rank 0 hosts."""
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, _where(), group)
+    store: Any = None
+    invitation: list[Any] = [f"vllm {unique_name} {uuid.uuid4().hex}", "", 0]
+    if rank == 0 and len(set(everyone)) > 1:
+        store = _TCPStore(get_ip(), 0, is_master=True, wait_for_workers=False)
+        invitation[1:] = store.host, store.port
+    dist.broadcast_object_list(invitation, group=group, group_src=0)
+    name, address, port = invitation
+    if address and store is None:
+        store = _TCPStore(address, port, timeout=timedelta(seconds=_MEETING_S))
+    return Communicator.join(name, rank, size, store, join_timeout_s=_MEETING_S)
+
+
+def _where() -> tuple[str, int]:
+    """What processes of one host have in common that can meet without a store."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return boot_id, os.stat("/proc/self/ns/net").st_ino
