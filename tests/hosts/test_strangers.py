@@ -189,7 +189,7 @@ def speak_as_rank(
     hosts = [0, 1, 2]
     workers = [(bytes.fromhex(one["worker"]), *proofs) for one in about]
     workers[rank] = b"", 0, 0
-    met.group.span(met.inner, hosts, about[0]["key"], workers, False, False)
+    met.group.span(met.inner, hosts, about[0]["key"], workers)
     met.group.abort("a stranger says so")
     met.group.close()
 
