@@ -5,6 +5,7 @@
  * of each stand for NaN and the infinities, which a block may contain among others. bfloat16 has all
  * that by itself. What is packed depends on the numbers alone, and rounds to the nearest, ties to even.
  */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -35,46 +36,72 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-/* The largest finite magnitude: as integers, magnitudes have the order of the numbers. */
-static float largest_of(const float *x, size_t count, bool *all_finite) {
-    uint32_t most = 0, others = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
-        bool finite = magnitude < 0x7f800000;
-        others |= !finite;
-        magnitude = finite ? magnitude : 0;
-        most = magnitude > most ? magnitude : most;
-    }
-    *all_finite = !others;
-    return float_of(most);
+/* The loops below have no branches and no conversions of floats, so that compilers make vectors. */
+
+enum { EXPONENT = 0x7f800000 };
+
+static uint32_t finite_or_zero(float x) {
+    uint32_t bits = bits_of(x);
+    return (bits & EXPONENT) == EXPONENT ? 0 : bits;
 }
 
-/* For |x| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction. */
-static float to_whole(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
-
-static float limit(float x, float most) { return x > most ? most : x < -most ? -most : x; }
+/* The largest finite magnitude: as integers, magnitudes have the order of the numbers. */
+static float largest_of(const float *x, size_t count, bool *all_finite) {
+    int32_t most = 0, largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t magnitude = bits_of(x[i]) & 0x7fffffff, finite = finite_or_zero(x[i]) & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+        most = finite > most ? finite : most;
+    }
+    *all_finite = largest < EXPONENT;
+    return float_of((uint32_t)most);
+}
 
 static uint8_t to_fp8(float y) {
-    uint32_t bits = bits_of(y), sign = bits >> 24 & FP8_SIGN, magnitude = bits & 0x7fffffff;
-    uint32_t normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
-    uint32_t small = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f); /* in units of 2^-9 */
-    return (uint8_t)(sign | (magnitude < 0x3c800000 ? small : normal - (120 << 3)));
+    int32_t bits = (int32_t)bits_of(y), magnitude = bits & 0x7fffffff;
+    int32_t normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+    int32_t small = (int32_t)(bits_of(float_of((uint32_t)magnitude) + 0x1p14f) - bits_of(0x1p14f));
+    int32_t is_small = -(magnitude < 0x3c800000); /* then in units of 2^-9 */
+    int32_t code = (small & is_small) | ((normal - (120 << 3)) & ~is_small);
+    return (uint8_t)(code | (bits >> 24 & FP8_SIGN));
 }
 
 static float from_fp8(uint8_t code) {
     uint32_t sign = (uint32_t)(code & FP8_SIGN) << 24, magnitude = code & 0x7f;
     float small = (float)(int32_t)magnitude * 0x1p-9f;
     float normal = float_of((magnitude << 20) + (120u << 23));
-    return float_of(bits_of(magnitude < 8 ? small : normal) | sign);
+    uint32_t is_small = -(uint32_t)(magnitude < 8);
+    return float_of((bits_of(small) & is_small) | (bits_of(normal) & ~is_small) | sign);
 }
 
-static void pack_int8(int8_t *to, const float *from, size_t count, float scale) {
+/* Adding 1.5 * 2^23 leaves no room for a fraction: the lowest byte is the whole number. */
+static void pack_int8(uint8_t *restrict to, const float *restrict from, size_t count, float scale) {
     for (size_t i = 0; i < count; i++)
-        to[i] = (int8_t)(int32_t)limit(to_whole(limit(from[i] / scale, 200.0f)), INT8_MOST);
+        to[i] = (uint8_t)bits_of(float_of(finite_or_zero(from[i])) / scale + 0x1.8p23f);
 }
 
-static void pack_fp8(uint8_t *to, const float *from, size_t count, float scale) {
-    for (size_t i = 0; i < count; i++) to[i] = to_fp8(limit(from[i] / scale, FP8_MOST));
+static void pack_fp8(uint8_t *restrict to, const float *restrict from, size_t count, float scale) {
+    for (size_t i = 0; i < count; i++) to[i] = to_fp8(float_of(finite_or_zero(from[i])) / scale);
+}
+
+static bool unpack_int8(float *restrict to, const uint8_t *restrict codes, size_t count, float scale) {
+    int32_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t code = (int8_t)codes[i], magnitude = code < 0 ? -code : code;
+        largest = magnitude > largest ? magnitude : largest;
+        to[i] = (float)code * scale;
+    }
+    return largest > INT8_MOST;
+}
+
+static bool unpack_fp8(float *restrict to, const uint8_t *restrict codes, size_t count, float scale) {
+    int32_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t magnitude = codes[i] & 0x7f;
+        largest = magnitude > largest ? magnitude : largest;
+        to[i] = from_fp8(codes[i]) * scale;
+    }
+    return largest >= FP8_INFINITY;
 }
 
 /* Codes of what is not finite; the rest is there. */
@@ -102,11 +129,12 @@ void pack_floats(un_wire format, char *to, const float *from, size_t items) {
         bool all_finite;
         float most = format == UN_WIRE_INT8 ? INT8_MOST : FP8_MOST;
         float scale = largest_of(from + first, count, &all_finite) / most;
+        if (scale < FLT_MIN) scale = 0; /* its quotients would be inexact */
         scales[first / PACKED_BLOCK] = scale;
         if (scale == 0)
             memset(codes + first, 0, count);
         else if (format == UN_WIRE_INT8)
-            pack_int8((int8_t *)codes + first, from + first, count, scale);
+            pack_int8(codes + first, from + first, count, scale);
         else
             pack_fp8(codes + first, from + first, count, scale);
         if (!all_finite) pack_others(format, codes + first, from + first, count);
@@ -134,18 +162,7 @@ void unpack_floats(un_wire format, float *to, const char *from, size_t items) {
         float scale = scales[first / PACKED_BLOCK];
         const uint8_t *c = codes + first;
         float *x = to + first;
-        bool others = false;
-        if (format == UN_WIRE_INT8)
-            for (size_t i = 0; i < count; i++) {
-                int code = (int8_t)c[i];
-                others |= code > INT8_MOST || code < -INT8_MOST;
-                x[i] = (float)code * scale;
-            }
-        else
-            for (size_t i = 0; i < count; i++) {
-                others |= (c[i] & 0x7f) >= FP8_INFINITY;
-                x[i] = from_fp8(c[i]) * scale;
-            }
+        bool others = format == UN_WIRE_INT8 ? unpack_int8(x, c, count, scale) : unpack_fp8(x, c, count, scale);
         for (size_t i = 0; others && i < count; i++) {
             float other = other_of(format, c[i]);
             if (other != 0) x[i] = other; /* a NaN, too */
