@@ -70,6 +70,18 @@ def port(root: Path, adapter: str, number: int, **values: str) -> None:
         (folder / name).write_text(f"{text}\n")
 
 
+def test_a_nearly_full_table_of_neighbours(tmp_path: Path) -> None:
+    known, most = tmp_path / "arp", tmp_path / "gc_thresh3"
+    known.write_text("IP address  HW type\n" + "10.77.0.2  0x1\n" * 513)
+    most.write_text("1024\n")
+    (found,) = machine.neighbours(known, most)
+    assert found.text == "513 hosts of this network are known, and at most 1024 can be"
+    assert "sysctl -w net.ipv4.neigh.default.gc_thresh3=16384" in found.advice
+    most.write_text("16384\n")
+    assert [*machine.neighbours(known, most)] == []
+    assert [*machine.neighbours(tmp_path / "none", tmp_path / "none")] == []
+
+
 def test_the_state_of_infiniband(tmp_path: Path) -> None:
     """The files in /sys/class/infiniband, as Linux writes them."""
     assert [*machine.infiniband(tmp_path / "none")] == []

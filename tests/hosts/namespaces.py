@@ -159,6 +159,13 @@ class Network:
             host.run("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
 
 
+def _make_room_for_neighbours(hosts: int) -> None:
+    """All namespaces of a machine share the kernel's table; it stays larger."""
+    most = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+    if most.exists() and int(most.read_text()) < 2 * hosts**2:
+        most.write_text(str(2 * hosts**2))
+
+
 @contextlib.contextmanager
 def network(
     count: int, link: Link | None = None, *, ipv4: bool = True, ipv6: bool = True
@@ -167,6 +174,7 @@ def network(
     addresses 10.77.0.1, ... and fd77::1, ..., which are unreachable from outside.
     """
     link = link or Link()
+    _make_room_for_neighbours(count)
     with contextlib.ExitStack() as stack:
         _, switch = stack.enter_context(_first_process(["--net"], "echo here && exec cat"))
         hosts = []

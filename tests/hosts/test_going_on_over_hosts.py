@@ -17,7 +17,7 @@ from namespaces import MakeNetwork, Network, start_on
 
 import unisono
 from ranks import Outcome, RankPool, attempt, raised
-from unisono import Communicator, NoQuorum, PeerLost
+from unisono import Communicator, GroupError, NoQuorum, PeerLost
 from user_programs import plain_environment
 
 
@@ -193,3 +193,46 @@ def test_training_that_goes_on(two_hosts: Network, tmp_path: Path) -> None:
     for process in started:
         assert process.wait(300, started) == 0, process.text()
         assert "2 ranks killed and replaced here" in process.text()
+
+
+# -- a host whose processes are stopped ------------------------------------------------------------
+
+
+def lose_a_stopped_host(rank: int, size: int, path: str, where: Places, stopped: int) -> Any:
+    """How long a shrink takes that waits 8 s for ranks of which nothing is known."""
+    with world(rank, where, timeout_s=4.0) as comm:
+        pids: list[int] = unisono.all_gather_object(os.getpid(), group=comm)
+        await_all(path, rank, size)
+        others = [other for other in range(size) if other != stopped]
+        if rank == stopped:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return attempt(comm.barrier)
+        error = attempt(lambda: [comm.all_reduce(torch.ones(100)) for _ in range(100_000)])
+        assert isinstance(error, GroupError), error
+        begin_s = time.monotonic()
+        try:
+            left = comm.shrink(timeout_s=8.0)
+            took_s = time.monotonic() - begin_s
+            assert left.global_ranks == tuple(others)
+            x = torch.ones(10_000)
+            left.all_reduce(x)
+            assert x.eq(left.size).all()
+        finally:
+            await_all(f"{path}-after", others.index(rank), len(others))
+            if rank == others[0]:
+                os.kill(pids[stopped], signal.SIGCONT)
+        left.close()
+        return took_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 2, 3)], ids=["three", "four"])
+@pytest.mark.parametrize("stopped", [0, 2], ids=["of-the-store", "another"])
+def test_the_others_go_on_without_a_stopped_host(
+    fresh_pool: RankPool, make_network: MakeNetwork, placement: tuple[int, ...], stopped: int
+) -> None:
+    with make_network(len(placement)) as made:
+        where = places(made, placement)
+        size = len(placement)
+        took = fresh_pool.run(lose_a_stopped_host, size, where, stopped, connected=False)
+    assert all(took_s < 45.0 for rank, took_s in enumerate(took) if rank != stopped), took

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from unisono.comm import engine
+from unisono.comm.meeting.network import MORE_NEIGHBOURS
 from unisono.errors import EngineUnavailable
 from unisono.launcher import share
 from unisono.plan.sizes import format_bytes
@@ -63,6 +64,7 @@ def findings(ranks: int) -> Iterator[Finding]:
     yield _loopback()
     yield from infiniband()
     yield from _host_name()
+    yield from neighbours()
 
 
 def _kernel() -> Finding:
@@ -242,3 +244,15 @@ def _host_name() -> Iterator[Finding]:
     except OSError:
         advice = "Add it to /etc/hosts or set GLOO_SOCKET_IFNAME=lo: gloo looks it up."
         yield warn("host name", f"{host} does not resolve", advice)
+
+
+def neighbours(
+    known: Path = Path("/proc/net/arp"),
+    most: Path = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3"),
+) -> Iterator[Finding]:
+    """Whether the kernel's table of hosts on this network is nearly full."""
+    count, limit = len(_read(known).splitlines()) - 1, _read(most)
+    if limit.isdecimal() and 2 * count > int(limit):
+        text = f"{count} hosts of this network are known, and at most {limit} can be"
+        advice = f"{MORE_NEIGHBOURS.capitalize()}: further ones cannot be reached."
+        yield warn("neighbours", text, advice)

@@ -10,7 +10,7 @@ nccl.py           what NCCL would choose, and its own estimate of the time (docs
 choose.py         which algorithm is fastest, and why; complexity.py: the cost of each
 predict.py        expected times for all sizes, from a few measured ones
 mesh.py           named axes over ranks: which ranks form which groups (docs/groups.md)
-player.py         animated schedules, as HTML pages; layout.py: where each rank is drawn
+player.py         animated schedules, as HTML pages; arrangement.py: where each rank is drawn
 layouts/          which layout trains a model fastest, and what each costs (docs/layouts.md)
 draw.py           schedules as pictures; sizes.py: sizes as people write them
 command.py        `unisono plan`; tables.py: its tables and charts; progress.py: while it thinks

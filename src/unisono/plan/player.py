@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import name_number
-from unisono.plan.layout import arrange
+from unisono.plan.arrangement import arrange
 from unisono.plan.proof import holds_after, holds_before
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Indices, Seconds, Timeline, simulate

@@ -114,6 +114,7 @@ class RankSession:
         self._errors: list[str] = []
         self._reports: list[dict[str, Any]] = []
         self._warnings: list[Warned] = []
+        self._sanitizing = contextlib.ExitStack()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:

@@ -47,6 +47,8 @@ _STRANGER_S = 5.0
 _MOST_STRANGERS = 128
 _AGAIN_S = 0.2
 _GOODBYE_S = 0.5
+_CLOSING_S = 10.0
+"""How long closing may wait for the thread, which may be waiting for UCX."""
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 _ENDED = {errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED}
 
@@ -223,7 +225,7 @@ class ControlLines:
             self._is_closing = True
         self._rouse()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(_CLOSING_S)
 
     def close_sockets(self) -> None:
         """Close them without a goodbye."""

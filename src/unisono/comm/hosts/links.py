@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -27,9 +28,9 @@ from unisono.comm.hosts.questions import Questions, answers, last_words
 from unisono.comm.meeting.board import Board, Foreign, StoreGone
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.meeting.identity import Hosts
-from unisono.comm.meeting.network import INSTEAD
+from unisono.comm.meeting.network import INSTEAD, MORE_NEIGHBOURS
 from unisono.comm.over_torch.stores import store_at
-from unisono.errors import GroupClosed, RendezvousError
+from unisono.errors import GroupClosed, RendezvousError, name_ranks
 from unisono.processes import state_of
 from unisono.variables import job_secret
 
@@ -59,6 +60,16 @@ class GroupMembers:
     name: str
     key: str
     members: tuple[int, ...]
+
+
+@dataclass
+class Ballot:
+    """Where this process votes on the ranks that survive a group: the number of the store, when
+    that last answered, and whether it has voted, or will not turn to another store."""
+
+    store: int = 0
+    answered_s: float = 0.0
+    is_final: bool = False
 
 
 class Party(Protocol):
@@ -105,7 +116,10 @@ class Links:
             self._on_summons,
             self._on_left,
         )
-        self.questions = Questions(self._lines.send, {"stopped": self._tell_stopped})
+        self.votes: dict[int, Ballot] = {}
+        self.questions = Questions(
+            self._lines.send, {"stopped": self._tell_stopped, "vote": self._tell_vote}
+        )
         with _network:  # from here on it stays open for these
             all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -227,10 +241,12 @@ class Links:
             raise StoreGone("the links of this process are closed")
         return self._board.reopen(Deadline(timeout_s))
 
-    def open_hosted(self, peer: int, is_gone: Callable[[], bool] = lambda: False) -> Any:
+    def open_hosted(
+        self, peer: int, is_gone: Callable[[], bool] = lambda: False, limit_s: float = 2 * _STORE_S
+    ) -> Any:
         """A connection to the store that a global rank hosts on request, until its process ends.
         Raises StoreGone, soon if the rank `is_gone`."""
-        address, limit = self._contacts[peer].address, Deadline(2 * _STORE_S)
+        address, limit = self._contacts[peer].address, Deadline(limit_s)
         port: int | None = None
         while port is None and not (peer in self._lost or is_gone()) and limit.left_s():
             if peer == self.me:
@@ -316,11 +332,16 @@ class Links:
         return not any(map(self.may_answer, range(self.me)))
 
     def ask_ranks(
-        self, ranks: Iterable[int], topic: str, about: Any, timeout_s: float
+        self,
+        ranks: Iterable[int],
+        topic: str,
+        about: Any,
+        timeout_s: float,
+        draw_s: float = _DRAW_S,
     ) -> dict[int, Any]:
         """The answers of other global ranks."""
         others = [rank for rank in ranks if rank != self.me]
-        return self.questions.ask(self._reach(others), topic, about, timeout_s)
+        return self.questions.ask(self._reach(others, draw_s), topic, about, timeout_s)
 
     def stay(self) -> None:
         """Stay for a moment, since others may ask about ranks of this host: called when a call
@@ -346,6 +367,11 @@ class Links:
     def _tell_stopped(self, ranks: list[int]) -> list[int]:
         here, pids = self.hosts.members[self.hosts.mine], self.hosts.pids
         return [rank for rank in ranks if rank in here and state_of(pids[rank]).is_stopped]
+
+    def _tell_vote(self, key: int) -> tuple[int, float, bool] | None:
+        if (at := self.votes.get(key)) is None:
+            return None
+        return at.store, time.monotonic() - at.answered_s, at.is_final
 
     def find_ranks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
         """What each of these global ranks on other hosts does: completes "rank 3 ..."."""
@@ -374,7 +400,9 @@ class Links:
             try:
                 self._lines.connect(peer, self._contacts[peer].where, limit.left_s(), check_peers)
             except RendezvousError as error:
-                raise self.no_connection(peer, str(error)) from error
+                left = [rank for rank in peers if not self._lines.reaches(rank)]
+                more = f"; {name_ranks(left)} are missing" if len(left) > 1 else ""
+                raise self.no_connection(peer, f"{error}{more}") from error
 
     def no_connection(self, peer: int, why: str) -> RendezvousError:
         """The exception for a global rank that cannot be reached."""
@@ -382,10 +410,10 @@ class Links:
         for rank in (self.me, peer):
             at = self._contacts[rank]
             ends.append(f"{self.hosts.name_rank(rank)}, at {at.address} on {at.interface}")
-        return RendezvousError(
-            f"no connection between {ends[0]}, and {ends[1]}: {why}. Open all ports between these "
-            f"hosts, or {INSTEAD}"
-        )
+        advice = f"Open all ports between these hosts, or {INSTEAD}"
+        if os.strerror(errno.EHOSTUNREACH) in why:
+            advice += f"; with many hosts, {MORE_NEIGHBOURS} on each"
+        return RendezvousError(f"no connection between {ends[0]}, and {ends[1]}: {why}. {advice}")
 
     def _on_line(self, peer: int, message: dict[str, Any]) -> None:
         self.questions.on_message(peer, message)

@@ -29,6 +29,7 @@ from unisono.errors import RendezvousError
 LEADER = "unisono/0"
 """The name under which the rank that leads a meeting announces itself."""
 _SEALED = "\x1f"
+_GLANCE_S = 0.2
 _ADVICE = (
     "Set UNISONO_JOB_SECRET to the same text on every rank, or on none; if it already is, a "
     "foreign process has written to the store: keep it where only the job's hosts reach it"
@@ -48,9 +49,12 @@ class Foreign(RendezvousError):
         self.name, self.text = name, text
 
 
-def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
+def answer_within(
+    limit_s: float, ask: Callable[[], Any], check: Callable[[], None] = lambda: None
+) -> Any:
     """What `ask`, a request to a torch Store, returns or raises. Raises StoreGone if it takes
-    longer; it then continues in a thread that cannot be ended."""
+    longer, and what `check` raises, which is called periodically; the request then continues in a
+    thread that cannot be ended."""
     answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -60,13 +64,18 @@ def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
             answers.put((None, error))
 
     threading.Thread(target=run, name=ASKS_A_STORE, daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=max(limit_s, 1.0))  # it says which ranks were missing
-    except queue.Empty:
-        raise StoreGone(
-            f"the torch Store of the meeting did not answer within {in_seconds(limit_s)}: "
-            "its process is stopped, or the network to it drops packets (a wrong MTU?)"
-        ) from None
+    limit = Deadline(max(limit_s, 1.0))  # at least that long: it says which ranks were missing
+    while True:
+        try:
+            answer, error = answers.get(timeout=min(_GLANCE_S, limit.left_s()))
+            break
+        except queue.Empty:
+            check()
+            if not limit.left_s():
+                raise StoreGone(
+                    f"the torch Store of the meeting did not answer within {in_seconds(limit_s)}: "
+                    "its process is stopped, or the network to it drops packets (a wrong MTU?)"
+                ) from None
     if error is not None:
         raise error
     return answer
@@ -153,7 +162,7 @@ class Board:
 
     def _ask(self, ask: Callable[[], Any]) -> Any:
         try:
-            return answer_within(self.deadline.left_s(), ask)
+            return answer_within(self.deadline.left_s(), ask, self.check)
         except StoreGone:
             raise
         except RuntimeError as error:  # torch's texts are about sockets

@@ -17,6 +17,8 @@ Addresses = dict[str, str]
 """A rank's own addresses by family: "4" and "6"."""
 
 _SIOCGIFADDR = 0x8915
+MORE_NEIGHBOURS = "run `sysctl -w net.ipv4.neigh.default.gc_thresh3=16384`"
+"""The kernel's table of neighbours is too small: connecting fails with "No route to host"."""
 INSTEAD = "set GLOO_SOCKET_IFNAME on each host to the interface by which it reaches the others"
 
 

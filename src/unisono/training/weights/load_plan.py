@@ -242,6 +242,11 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._changed: set[int] = set()
         """Where a kept operator would write."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch imports it, which takes seconds and 100 MB."""
+        return False
+
     def stand_in(self, name: str, kind: torch.Tensor) -> torch.Tensor:
         """A stand-in for a tensor of the checkpoint."""
         return self._register(torch.empty_like(kind), name)

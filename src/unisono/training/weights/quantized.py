@@ -40,7 +40,7 @@ class QuantizedWeights:
 
     >>> weights = {"up.weight": torch.tensor([[0.5, -1.0], [0.0, 0.0]]), "norm": torch.ones(2)}
     >>> chosen = unisono.training.QuantizedWeights(weights, "int8_channels", lambda n: n != "norm")
-    >>> {name: tensor.tolist() for name, tensor in chosen}["up.weight_scale"]
+    >>> dict(chosen)["up.weight_scale"].tensor.tolist()
     [[0.007874015718698502], [1.0]]
     """
 

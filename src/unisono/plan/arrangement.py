@@ -25,7 +25,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Arrangement:
     """`kind` is "circle", "tree", "trees" or "grid"; `aspect` width by height. Two trees have two
     places, the second one for the chunks `second`; `arcs` are the angles at which each host begins
     and ends on a circle."""
@@ -37,7 +37,7 @@ class Layout:
     arcs: Sequence[Point] = ()
 
     def as_data(self) -> dict[str, Any]:
-        """The layout as JSON values."""
+        """The arrangement as JSON values."""
         data = asdict(self)
         for place in data["places"]:
             place["points"] = [[round(x, 5), round(y, 5)] for x, y in place["points"]]
@@ -45,13 +45,13 @@ class Layout:
         return data
 
 
-def arrange(schedule: Schedule, node_size: int) -> Layout:
+def arrange(schedule: Schedule, node_size: int) -> Arrangement:
     ranks = schedule.ranks
     pairs = talking_pairs(schedule)
     if tree := _as_tree(ranks, pairs, schedule.root):
         depth = [depth_in(tree, rank) for rank in range(ranks)]
         if max(depth) <= 2 * math.log2(max(ranks, 2)) + 1:
-            return Layout("tree", 1.9, [Place(_tidy(tree, depth), pairs)])
+            return Arrangement("tree", 1.9, [Place(_tidy(tree, depth), pairs)])
     elif (found := trees(schedule)) and len(found) == 2:
         return _two_trees(ranks, found)
     if columns := _grid_columns(ranks, pairs):
@@ -113,7 +113,7 @@ def _tidy(tree: Tree, depth: list[int]) -> list[Point]:
     return [((across[rank] + 0.5) / leaves, down / levels) for rank, down in enumerate(depth)]
 
 
-def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:
+def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Arrangement:
     """One tree above the other, the lower one upside down: their leaves meet in the middle."""
     (_, first), (second_chunks, second) = found
     places = []
@@ -125,13 +125,13 @@ def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:
             for rank in range(ranks)
         ]
         places.append(Place(points, sorted(tree.items())))
-    return Layout("trees", 1.45, places, sorted(second_chunks))
+    return Arrangement("trees", 1.45, places, sorted(second_chunks))
 
 
 # -- circles and grids -----------------------------------------------------------------------------
 
 
-def _circle(ranks: int, pairs: list[Pair], node_size: int) -> Layout:
+def _circle(ranks: int, pairs: list[Pair], node_size: int) -> Arrangement:
     """The first rank at the top, then clockwise."""
     turn, top = 2 * math.pi / ranks, -math.pi / 2
     angles = [top + turn * rank for rank in range(ranks)]
@@ -143,7 +143,7 @@ def _circle(ranks: int, pairs: list[Pair], node_size: int) -> Layout:
         for first in range(0, ranks, node_size):
             last = min(ranks, first + node_size) - 1
             arcs.append((top + (first - 0.4) * turn, top + (last + 0.4) * turn))
-    return Layout("circle", 1.0, [Place(points, pairs)], arcs=arcs)
+    return Arrangement("circle", 1.0, [Place(points, pairs)], arcs=arcs)
 
 
 def _grid_columns(ranks: int, pairs: list[Pair]) -> int:
@@ -164,9 +164,9 @@ def _are_neighbours(pair: Pair, columns: int, rows: int) -> bool:
     return one_column == column and row - one_row in (1, rows - 1)
 
 
-def _grid(ranks: int, columns: int, pairs: list[Pair]) -> Layout:
+def _grid(ranks: int, columns: int, pairs: list[Pair]) -> Arrangement:
     rows = ranks // columns
     points = [
         ((rank % columns + 0.5) / columns, (rank // columns + 0.5) / rows) for rank in range(ranks)
     ]
-    return Layout("grid", columns / rows, [Place(points, pairs)])
+    return Arrangement("grid", columns / rows, [Place(points, pairs)])

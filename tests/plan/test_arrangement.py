@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from unisono.cli import main
 from unisono.plan import catalog, find
-from unisono.plan.layout import arrange
+from unisono.plan.arrangement import arrange
 from unisono.plan.player import schedule_page
 
 
