@@ -20,6 +20,7 @@ program of, with the operator in it, less the same without.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import math
@@ -36,7 +37,6 @@ import deepspeed
 from two_backends import TwoBackends
 
 import unisono
-import unisono.operators
 
 PIECES, WIDTH = 64, 512
 SIZES = (8 << 10, 16 << 10, 64 << 10)
@@ -65,6 +65,7 @@ def ways_of(world: TwoBackends, folder: str, deepspeed_in: str) -> dict[str, Red
     import torch
     import torch.distributed as dist
 
+    importlib.import_module("unisono.operators")  # on each rank
     ways: dict[str, Reduce] = {NOTHING: lambda tensor: None}
     for name, group in world.groups.items():
         ways[name] = lambda tensor, group=group: dist.all_reduce(tensor, group=group)
