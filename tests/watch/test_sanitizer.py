@@ -19,7 +19,7 @@ from unisono import watch
 from unisono.training import GradientSync
 from unisono.watch.sanitizer.exchange import Exchange
 from unisono.watch.sanitizer.replicas import fingerprint
-from unisono.watch.sanitizer.verdicts import Finding, Verdicts
+from unisono.watch.sanitizer.verdicts import Discrepancy, Judgement
 from user_programs import WriteProgram
 
 
@@ -436,8 +436,8 @@ def facts(**changed: Any) -> dict[str, Any]:
 
 
 def test_facts_that_differ_by_chance_prove_nothing() -> None:
-    told: list[Finding] = []
-    verdicts = Verdicts(told.append)
+    told: list[Discrepancy] = []
+    verdicts = Judgement(told.append)
     name = "parameter 0"
     # Parts of a flat buffer: never the same, and neither are their gradients.
     for step in range(3):

@@ -261,7 +261,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> x
         tensor([3., 3.])
         """
-        if any(form is not None for form in (reproducible, contributions, wire, residual)):
+        is_ordinary = reproducible is None and contributions is None
+        if not is_ordinary or wire is not None or residual is not None:
             given = GivenCall(_ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
             return self._reduce_as(given, reproducible, contributions, wire, residual)
         if not async_op and algorithm is None:

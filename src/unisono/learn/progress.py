@@ -30,7 +30,7 @@ class Progress:
         """Whether there is an exercise that differs from what was handed out."""
         try:
             return self.file(chapter).read_bytes() != chapter.exercise.encode()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:  # a folder, say, of which the check will tell
             return True

@@ -70,10 +70,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from unisono.watch.sanitizer.session import Session
+    from unisono.watch.sanitizer.session import SanitizerSession
 
 Answer = TypeVar("Answer")
-_session: Session | None = None
+_session: SanitizerSession | None = None
 _monitor: Monitor | None = None
 _detach: Callable[[], None] | None = None
 """Undoes `attach`."""
@@ -262,10 +262,10 @@ def _sanitize(*place: Any) -> None:
         start()
     if _session is None:  # `start` may have done it
         from unisono.watch.sanitizer.exit_status import note_exits
-        from unisono.watch.sanitizer.session import Session
+        from unisono.watch.sanitizer.session import SanitizerSession
 
         note_exits()
-        _session = Session(_tell_finding, *place)
+        _session = SanitizerSession(_tell_finding, *place)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from unisono.comm.meeting.board import Board, StoreGone
 from unisono.comm.meeting.deadline import Deadline, LimitOfEach
 from unisono.comm.meeting.survivors import Attempt, Vote, go_on
 from unisono.comm.transport import Transport
-from unisono.errors import NoQuorum, name_ranks
+from unisono.errors import NoQuorum, RendezvousError, name_ranks
 
 _CALL_S = 1.0
 _CALL_EVERY_S = 0.3
@@ -38,7 +38,7 @@ def _store_s() -> float:
     return max(5.0, 1.0 + (variables.LINK_PATIENCE_S.read() or PATIENCE_S))
 
 
-class _Elsewhere(StoreGone):
+class _Elsewhere(RendezvousError):
     """The others agree at an earlier `store`."""
 
     def __init__(self, store: int) -> None:

@@ -71,7 +71,7 @@ MESSAGES = ("send", "recv", "isend", "irecv")
 
 
 @dataclass(frozen=True)
-class Call:
+class WatchedCall:
     """One call: `members` are global ranks, empty if unknown; `sums` says that it adds or averages.
     `by_user` is False for calls of DDP, of FSDP and of other libraries."""
 
@@ -88,14 +88,14 @@ class Call:
 class Listener(Protocol):
     """What is told of calls."""
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: WatchedCall) -> None:
         """A call is about to start."""
 
-    def submitted(self, call: Call, work: Any) -> None:
+    def submitted(self, call: WatchedCall, work: Any) -> None:
         """It has returned; `work` is None if it has finished."""
 
 
-class Calls:
+class WatchedCalls:
     """Tells a listener of the calls of groups of the followed classes."""
 
     def __init__(self, listener: Listener) -> None:
@@ -158,7 +158,7 @@ class Calls:
         reads: int | None,
         given: tuple[Any, ...],
         named: dict[str, Any],
-    ) -> Call | None:
+    ) -> WatchedCall | None:
         if len(given) <= max(writes or 0, reads or 0):  # tensors by name: rare, and not worth it
             return None
         read = () if reads is None else tuple(tensors_in(given[reads]))
@@ -175,7 +175,7 @@ class Calls:
             if root == mine:
                 written = ()
         site, by_user = _origin(sys._getframe(3))
-        return Call(name, id(group), self._ranks(group), read, written, sums, site, by_user)
+        return WatchedCall(name, id(group), self._ranks(group), read, written, sums, site, by_user)
 
     def _ranks(self, group: Any) -> tuple[int, ...]:
         if isinstance(group, Communicator):

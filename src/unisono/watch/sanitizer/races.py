@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from unisono.watch.sanitizer.calls import MESSAGES, Call, tensors_in
+from unisono.watch.sanitizer.calls import MESSAGES, WatchedCall, tensors_in
 from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.stacks import calling_line
 
@@ -58,7 +58,7 @@ class _Pending:
     """A tensor of a work that has not been waited for; `tensor` keeps its storage. The work is held
     weakly: one that is dropped, and over, is forgotten."""
 
-    call: Call
+    call: WatchedCall
     work: ref[Any]
     tensor: torch.Tensor
     span: Span
@@ -84,14 +84,14 @@ class Races:
 
     # -- works -----------------------------------------------------------------------------------
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: WatchedCall) -> None:
         """A call is about to use its tensors. Calls on one group run in order."""
         if self._pending and call.by_user:
             for tensors, writes in ((call.reads, False), (call.writes, True)):
                 for tensor in tensors:
                     self.touch(tensor, writes, f"by {call.name}", call)
 
-    def submitted(self, call: Call, work: Any) -> None:
+    def submitted(self, call: WatchedCall, work: Any) -> None:
         """The call has returned this work."""
         if work is None or not call.by_user or not self._can_follow(type(work)):
             return
@@ -152,7 +152,9 @@ class Races:
                 for tensor in tensors_in(value):
                     self.touch(tensor, name in kind.writes, f"by {kind.name}")
 
-    def touch(self, tensor: torch.Tensor, writes: bool, how: str, call: Call | None = None) -> None:
+    def touch(
+        self, tensor: torch.Tensor, writes: bool, how: str, call: WatchedCall | None = None
+    ) -> None:
         """Something reads or writes a tensor."""
         span = span_of(tensor)
         for each in list(self._pending.get(span.storage, ())) if span else ():
@@ -164,7 +166,7 @@ class Races:
                 continue
             self._tell(each, writes, how, call)
 
-    def _tell(self, pending: _Pending, writes: bool, how: str, call: Call | None) -> None:
+    def _tell(self, pending: _Pending, writes: bool, how: str, call: WatchedCall | None) -> None:
         line = calling_line() if call is None else call.site
         if (pending.call.site, line) in self._told:
             return

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing.reductions
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from unisono.watch.sanitizer.calls import Call, tensors_in
+from unisono.watch.sanitizer.calls import WatchedCall, tensors_in
 from unisono.watch.sanitizer.races import Span, span_of
 from unisono.watch.stacks import calling_line
 
@@ -32,7 +32,7 @@ Look = Callable[["FollowedDDP", Any], object]
 
 
 @dataclass(frozen=True)
-class Reduction:
+class GradientReduction:
     """Bytes of a storage that were reduced, by the all_reduce at `site`. `norm` was theirs before,
     if they had been reduced already, at `first_site`. `origin` is the place in the memory that was
     reduced, if they were copied from it."""
@@ -111,7 +111,7 @@ class Reductions:
         self._look = look
         self._wide_calls: Counter[tuple[int, ...]] = Counter()
         self._earlier: dict[Span, tuple[str, float]] = {}
-        self._spans: dict[int, list[Reduction]] = {}
+        self._spans: dict[int, list[GradientReduction]] = {}
         self._alive: dict[int, Any] = {}
         self.ddps: WeakKeyDictionary[Any, FollowedDDP] = WeakKeyDictionary()
         self.exchanges_rows = False
@@ -134,7 +134,7 @@ class Reductions:
 
     # -- calls and operators ---------------------------------------------------------------------
 
-    def submitted(self, call: Call) -> bool:
+    def submitted(self, call: WatchedCall) -> bool:
         """Note a call; returns whether its tensor may be copied into gradients."""
         self.exchanges_rows |= call.name == "all_to_all" and call.by_user
         if call.by_user:
@@ -149,7 +149,7 @@ class Reductions:
                 may_be_flat |= call.by_user and tensor.ndim == 1 and tensor.numel() > 1
         return may_be_flat
 
-    def before(self, call: Call) -> None:
+    def before(self, call: WatchedCall) -> None:
         """A user's call is about to reduce: was one of its tensors reduced before?"""
         self._earlier = {}
         if call.sums and call.by_user:
@@ -161,11 +161,13 @@ class Reductions:
                     norm = float(tensor.detach().float().norm())
                     self._earlier[span] = shared[0] if shared else "", norm
 
-    def _note(self, tensor: torch.Tensor, span: Span, call: Call) -> None:
+    def _note(self, tensor: torch.Tensor, span: Span, call: WatchedCall) -> None:
         first, norm = self._earlier.get(span, ("", 0.0))
-        self._put(tensor, Reduction(span, call.members, call.site, call.by_user, first, norm))
+        self._put(
+            tensor, GradientReduction(span, call.members, call.site, call.by_user, first, norm)
+        )
 
-    def _put(self, tensor: torch.Tensor, found: Reduction) -> None:
+    def _put(self, tensor: torch.Tensor, found: GradientReduction) -> None:
         storage = found.span.storage
         if storage not in self._alive or self._alive[storage].expired():
             self._alive[storage] = _WeakStorage(tensor.untyped_storage())
@@ -176,7 +178,7 @@ class Reductions:
             each for each in self._spans[storage] if not each.span.meets(found.span)
         ] + [found]
 
-    def _find(self, span: Span) -> list[Reduction]:
+    def _find(self, span: Span) -> list[GradientReduction]:
         weak = self._alive.get(span.storage)
         if weak is None or weak.expired():
             return []
@@ -216,7 +218,7 @@ class Reductions:
                     each for each in self._spans[span.storage] if not each.span.meets(span)
                 ]
 
-    def of(self, gradient: torch.Tensor | None) -> Reduction | None:
+    def of(self, gradient: torch.Tensor | None) -> GradientReduction | None:
         """The last reduction of a gradient."""
         span = span_of(gradient) if gradient is not None else None
         found = self._find(span) if span else []

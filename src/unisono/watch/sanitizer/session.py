@@ -11,13 +11,13 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.watch.report import Report, add_history
 from unisono.watch.sanitizer import races as race_module
-from unisono.watch.sanitizer.calls import Call, Calls
+from unisono.watch.sanitizer.calls import WatchedCall, WatchedCalls
 from unisono.watch.sanitizer.exchange import Exchange
 from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.sanitizer.races import Races
 from unisono.watch.sanitizer.reductions import FollowedDDP, Reductions
 from unisono.watch.sanitizer.replicas import Replicas
-from unisono.watch.sanitizer.verdicts import Finding, Verdicts
+from unisono.watch.sanitizer.verdicts import Discrepancy, Judgement
 
 STATUS = 3
 """The exit status of a program whose numbers are proven wrong."""
@@ -26,7 +26,7 @@ _torch: Any = c10d
 Tell = Callable[[Report], object]
 
 
-class Session:
+class SanitizerSession:
     """On from its construction to `finish`. `tell` is given each report, once; `store` is for the
     facts of this `rank` of `size`: by default torch's, once the default group exists."""
 
@@ -43,7 +43,7 @@ class Session:
         self._reductions = Reductions(self._look_at_batch)
         self._races = Races(self._rank, self._race, self._reductions.operator)
         self._replicas = Replicas(self._reductions, self._send, self._hint)
-        self._calls = Calls(self)
+        self._calls = WatchedCalls(self)
         race_module.switch(self._races)
         for group in list(_torch._world.pg_map):
             self._calls.follow(group)
@@ -55,13 +55,13 @@ class Session:
     # -- calls -----------------------------------------------------------------------------------
 
     @harmless
-    def begin(self, call: Call) -> None:
+    def begin(self, call: WatchedCall) -> None:
         """A call is about to start."""
         self._reductions.before(call)
         self._races.begin(call)
 
     @harmless
-    def submitted(self, call: Call, work: Any) -> None:
+    def submitted(self, call: WatchedCall, work: Any) -> None:
         """A call has returned."""
         self._races.submitted(call, work)
         if self._reductions.submitted(call):
@@ -77,13 +77,13 @@ class Session:
     # -- findings --------------------------------------------------------------------------------
 
     def _race(self, verdict: str, detail: str, site: str) -> None:
-        self._keep(Finding("race", verdict, (detail,), (self._rank(),), site))
+        self._keep(Discrepancy("race", verdict, (detail,), (self._rank(),), site))
 
     def _hint(self, verdict: str, detail: str, site: str) -> None:
         if self._rank() == 0:
-            self._keep(Finding("hint", verdict, (detail,), (), site))
+            self._keep(Discrepancy("hint", verdict, (detail,), (), site))
 
-    def _keep(self, finding: Finding) -> None:
+    def _keep(self, finding: Discrepancy) -> None:
         if finding.verdict in self._told:
             return
         self._told.add(finding.verdict)
@@ -92,7 +92,7 @@ class Session:
             kind=finding.kind,
             verdict=f"hint: {finding.verdict}" if is_hint else finding.verdict,
             group="world",
-            backend=str(dist.get_backend()) if dist.is_initialized() else "",
+            backend=_backend(),
             culprits=finding.culprits,
             site=finding.site,
             details=finding.details,
@@ -122,7 +122,7 @@ class Session:
                 dist.get_rank(),
                 dist.get_world_size(),
             )
-        self._exchange = Exchange(store, rank, size, Verdicts(self._keep).compare)
+        self._exchange = Exchange(store, rank, size, Judgement(self._keep).compare)
         for waiting in self._waiting:
             self._exchange.tell(*waiting)
         self._waiting = []
@@ -155,3 +155,11 @@ class Session:
         self._calls.stop()
         self._replicas.stop()
         self._reductions.stop()
+
+
+def _backend() -> str:
+    """What moves the default group's data; a replaced backend has another name in torch."""
+    if not dist.is_initialized():
+        return ""
+    is_ours = hasattr(dist.group.WORLD, "comm")
+    return "unisono" if is_ours else str(dist.get_backend())

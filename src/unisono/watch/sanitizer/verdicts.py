@@ -15,7 +15,7 @@ _ABOUT_ONE = 0.01
 
 
 @dataclass(frozen=True)
-class Finding:
+class Discrepancy:
     """`kind` is "settings", "drift", "reduced", "sampler" or "hint", which proves nothing."""
 
     kind: str
@@ -25,10 +25,10 @@ class Finding:
     site: str
 
 
-class Verdicts:
+class Judgement:
     """Compares facts; every cause is told once."""
 
-    def __init__(self, found: Callable[[Finding], object]) -> None:
+    def __init__(self, found: Callable[[Discrepancy], object]) -> None:
         self._found = found
         self._done: set[str] = set()
         self._names: dict[str, dict[str, str]] = {}
@@ -50,7 +50,7 @@ class Verdicts:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _step(self, subject: str, step: int, facts: Facts) -> Finding | None:
+    def _step(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
         if len(facts) < 2:
             return None
         for fact in facts.values():
@@ -62,7 +62,7 @@ class Verdicts:
             finding = self._drift(subject, step, facts) or self._left(subject, step, facts)
         return finding
 
-    def _settings(self, step: int, facts: Facts) -> Finding | None:
+    def _settings(self, step: int, facts: Facts) -> Discrepancy | None:
         counts = {len(fact["settings"]) for fact in facts.values()}
         if len(counts) > 1:
             return None
@@ -80,7 +80,7 @@ class Verdicts:
                 )
                 loaded = _loaded(facts, culprits)
                 site = sites[culprits[0]]
-                return Finding(
+                return Discrepancy(
                     "settings",
                     f"{_differ(culprits, facts, word)} since step {step} of the optimizer ({site})",
                     (values, *loaded, _made(facts), "set it from numbers that all ranks share"),
@@ -89,7 +89,7 @@ class Verdicts:
                 )
         return None
 
-    def _sizes(self, facts: Facts) -> Finding | None:
+    def _sizes(self, facts: Facts) -> Discrepancy | None:
         names = {rank: {*fact["before"]} for rank, fact in facts.items()}
         culprits = _odd({rank: repr(sorted(known)) for rank, known in names.items()})
         everything = set().union(*names.values())
@@ -102,7 +102,7 @@ class Verdicts:
         if len(set(map(len, names.values()))) == 1:
             return None
         site = facts[culprits[0]]["made"]
-        return Finding(
+        return Discrepancy(
             "settings",
             f"{_differ(culprits, facts, 'number of parameters in its optimizer')} ({site})",
             (f"parameters: {sizes}",),
@@ -110,7 +110,7 @@ class Verdicts:
             site,
         )
 
-    def _twice(self, subject: str, step: int, facts: Facts) -> Finding | None:
+    def _twice(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
         rows = {rank: fact["twice"] for rank, fact in facts.items() if fact["twice"]}
         if len(rows) < len(facts):
             return None
@@ -126,9 +126,9 @@ class Verdicts:
             f"{effect}"
         )
         details = (f"gradients: {_listed(names)}", "leave out one of the two")
-        return Finding("hint" if is_harmless else "reduced", verdict, details, ranks, second)
+        return Discrepancy("hint" if is_harmless else "reduced", verdict, details, ranks, second)
 
-    def _drift(self, subject: str, step: int, facts: Facts) -> Finding | None:
+    def _drift(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
         left = {name for fact in facts.values() for name in fact.get("left", ())}
         common = set.intersection(*({*fact["after"]} for fact in facts.values())) - left
         skipped = self._no_replicas.setdefault(subject, set())
@@ -191,7 +191,7 @@ class Verdicts:
         if len(drifted) > 1:
             known = self._names[subject]
             details.append(f"they differ: {_listed(known.get(each, each) for each in drifted)}")
-        return Finding(
+        return Discrepancy(
             "drift",
             f"{_differ(culprits, facts, shown)} {since} of the optimizer{more}: {why}",
             (*details, "these are replicas, whose gradients are reduced: they must stay equal"),
@@ -199,7 +199,7 @@ class Verdicts:
             site,
         )
 
-    def _left(self, subject: str, step: int, facts: Facts) -> Finding | None:
+    def _left(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
         left = [{*fact.get("left", ())} for fact in facts.values()]
         odd = []
         for name in sorted(set.intersection(*left)):
@@ -214,7 +214,7 @@ class Verdicts:
         fact = next(iter(facts.values()))
         by = f"at {fact['reduced']}" if "reduced" in fact else "by DDP"
         ranks = tuple(facts)
-        return Finding(
+        return Discrepancy(
             "reduced",
             f"{name_ranks(ranks)} never reduced the gradients of {_listed(odd)}, though those of "
             f"the optimizer's other parameters are reduced {by}: they differ since step {step}",
@@ -225,7 +225,7 @@ class Verdicts:
 
     # -- data ------------------------------------------------------------------------------------
 
-    def _sampler(self, subject: str, moment: int, facts: Facts) -> Finding | None:
+    def _sampler(self, subject: str, moment: int, facts: Facts) -> Discrepancy | None:
         for position, word in ((0, "seed"), (1, "epoch")):
             shuffled = {rank: fact[position] for rank, fact in facts.items() if fact[2]}
             culprits = _odd(shuffled)
@@ -234,7 +234,7 @@ class Verdicts:
             site = facts[culprits[0]][3]
             what = _differ(culprits, facts, f"DistributedSampler.{word}")
             values = ", ".join(f"rank {rank}: {value}" for rank, value in shuffled.items())
-            return Finding(
+            return Discrepancy(
                 "sampler",
                 f"{what} ({site}), so some samples are used twice and others never",
                 (f"{word}s: {values}", f"give all ranks the same {word}"),
@@ -243,12 +243,12 @@ class Verdicts:
             )
         return None
 
-    def _batch(self, subject: str, moment: int, facts: Facts) -> Finding | None:
+    def _batch(self, subject: str, moment: int, facts: Facts) -> Discrepancy | None:
         counts = Counter(fact[0] for fact in facts.values() if fact[0] is not None)
         for value, times in counts.items():
             if times > 1:
                 same = tuple(rank for rank, fact in facts.items() if fact[0] == value)
-                return Finding(
+                return Discrepancy(
                     "hint",
                     f"{name_ranks(same)} have the same batch in forward pass {moment} "
                     f"({facts[same[0]][1]})",
