@@ -52,7 +52,9 @@ def _verdict(chapter: Chapter, check: FunctionCheck, file: Path) -> Verdict:
         ending = error.endings[error.first]
         if not ending.traceback:
             return Verdict(check.function, str(error).partition("\n")[0])
-        where = f"rank {error.first} of {len(error.endings)}: "
+        if (frame := f'{file.name}", line') not in ending.traceback:  # it had left the program
+            ending = next((each for each in error.endings if frame in each.traceback), ending)
+        where = f"rank {ending.rank} of {len(error.endings)}: "
         return _explain(check, where, ending.traceback, file)
     except (Exception, SystemExit):
         return _explain(check, "", traceback.format_exc(), file)
@@ -66,8 +68,9 @@ def _check_on_rank(check: FunctionCheck, file: Path, handed_out: str, call_s: fl
 
 def _explain(check: FunctionCheck, where: str, story: str, file: Path) -> Verdict:
     """From a traceback to a sentence: which rank, what, and the last line of the reader's."""
-    _, _, last = story.rpartition('\n  File "')
-    raised = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S) or story.splitlines()[-1:]
+    _, frames, last = story.rpartition('\n  File "')
+    last = last.partition("\n")[2] if frames else last
+    raised = re.findall(r"^\S.*\Z", last, re.M | re.S) or story.splitlines()[-1:]
     kind, _, said = raised[0].rstrip().partition(": ")
     name = kind.rpartition(".")[2]
     if name == "NotImplementedError":
