@@ -14,4 +14,8 @@ reducer find_reducer(un_dtype dtype, un_reduction reduction);
  * as float32, or of float32 as that type. */
 enum { DIVISION = UN_REDUCTIONS, WIDENING, NARROWING, KERNELS };
 
+static inline bool is_half(un_dtype dtype) {
+    return dtype == un_dtype_of(UN_FLOAT, 16, 1) || dtype == un_dtype_of(UN_BFLOAT, 16, 1);
+}
+
 #endif
