@@ -197,6 +197,8 @@ def _watch_torch() -> None:
 def _follow_group(group: Any) -> None:
     if _session is not None:
         _session.follow(group)
+    if _waits is not None:
+        _waits.follow(group)
 
 
 def is_on() -> bool:

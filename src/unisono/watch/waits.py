@@ -50,6 +50,7 @@ class WaitNotes:
         self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         self._main = threading.main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []
+        self._kinds: set[type] = set()
         self._is_waiting = False
         self._pass = -1
         steps.on_step = lambda: self._note(STEP, time.monotonic())
@@ -67,17 +68,27 @@ class WaitNotes:
         import torch.distributed as dist
 
         from unisono.comm.on_rows.thread_executor import ThreadWork
-        from unisono.torch_backend.process_group import UnisonoProcessGroup
-        from unisono.watch.torch_group import COLLECTIVES, WatchedProcessGroup
+        from unisono.watch.torch_group import WatchedProcessGroup
 
         for kind in (dist.Work, torch.Future, ThreadWork):
             self._replace(kind, "wait", self._waiting)
-        for group in (WatchedProcessGroup, UnisonoProcessGroup):
-            for name in filter(functools.partial(hasattr, group), (*COLLECTIVES, *_MESSAGES)):
-                self._replace(group, name, self._leaving_in_backward)
+        for group in dist.distributed_c10d._world.pg_map:
+            self.follow(group)
         WatchedProcessGroup.notes_ends = True
         for group in list(sight.watched_groups):
             group.choose_path()
+
+    def follow(self, group: Any) -> None:
+        """Note the calls of a group of torch's, and of all others of its kind, if that is a class
+        in Python."""
+        from unisono.watch.torch_group import COLLECTIVES
+
+        kind = type(group)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            for name in (*COLLECTIVES, *_MESSAGES):
+                if hasattr(getattr(kind, name, None), "__code__"):
+                    self._replace(kind, name, self._leaving_in_backward)
 
     def close(self) -> None:
         """Replace nothing any more. The notes stay until the process ends, or notes again."""
