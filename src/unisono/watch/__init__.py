@@ -16,6 +16,7 @@ alignment.py, steps.py        ranks whose calls are shifted, by their lines; wit
 absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
 report.py, failure.py         reports: text, saving and loading; the report of an exception
+advice.py                     what to do about a report
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
 torch_group.py, attach.py     a torch process group that records, and how it is installed
@@ -350,9 +351,14 @@ def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:
 
 
 def _report_of_failure(error: GroupError) -> Report | None:
+    """The report that an exception carries. A mismatch is logged at once: the exception may be
+    shown much later."""
     report = _ask(lambda monitor: report_of_error(error, monitor.sight.where))
     if report is not None and _monitor is not None:
         _monitor.journal.save(report, "raised")
+        here = [call is not None for call in getattr(error, "calls", ())]
+        if True in here and error.rank == here.index(True):
+            _logger.warning("unisono.watch: %s", report)
     return report
 
 
@@ -383,10 +389,9 @@ def _at_exit() -> None:
         stop()
         if has_proof:
             from unisono.watch.sanitizer import exit_status
-            from unisono.watch.sanitizer.session import STATUS
 
             if not exit_status.has_failed():
-                exit_status.end_with(STATUS)
+                exit_status.end_with(exit_status.STATUS)
 
 
 def _forget() -> None:
