@@ -8,6 +8,7 @@ import contextlib
 import mmap
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -155,6 +156,13 @@ def leave_reason(text: str) -> None:
         with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
             leave = note_writer(file.fileno(), "reason")
             leave(ABOUT_MESSAGES, text)
+
+
+def tell_closing(descriptor: int) -> None:
+    """Publish in a group, before this process leaves it, on which line of its program it does."""
+    if at := native.site_of(sys._getframe(1)):
+        with contextlib.suppress(OSError, ValueError, UnisonoError):
+            note_writer(descriptor, "reason")(ABOUT_MESSAGES, f"closed the group at {at}")
 
 
 def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
