@@ -302,7 +302,7 @@ class EngineTransport(Transport):
                 if absent is not None:
                     self.group.abort(self.exceptions.close_without(absent))
                 else:
-                    tell_closing(self.group.state()["descriptor"])
+                    tell_closing(self.group, self.membership.rank)
             finally:
                 self.group.close()
                 server.close()

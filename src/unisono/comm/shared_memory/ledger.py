@@ -99,6 +99,6 @@ class Ledger:
 
     def close(self) -> None:
         """Leave. The records go with the last member."""
-        tell_closing(self.group.state()["descriptor"])
+        tell_closing(self.group, self._membership.rank)
         self.group.close()
         self.on_close()
