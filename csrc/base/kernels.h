@@ -23,4 +23,8 @@ enum {
     KERNELS
 };
 
+static inline bool is_half(un_dtype dtype) {
+    return dtype == un_dtype_of(UN_FLOAT, 16, 1) || dtype == un_dtype_of(UN_BFLOAT, 16, 1);
+}
+
 #endif
