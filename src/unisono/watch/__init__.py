@@ -13,6 +13,7 @@ differences.py, hangs.py      from records to a verdict: calls that differ, rank
 whereabouts.py                where a process is, as reports say it
 sanitizer/                    what makes numbers wrong without an error
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
+periods.py                    the steps of a program, found from its calls' own period
 absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
 report.py, failure.py         reports: text, saving and loading; the report of an exception
