@@ -267,6 +267,8 @@ static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
     return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
 }
 
+static inline size_t sizes_bytes(const un_group *g) { return 2 * (size_t)g->ranks * sizeof(uint64_t); }
+
 static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t step) {
     size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + step % SLOTS;
     return g->segment.base + g->segment.data_offset + slot * SLOT_BYTES;

@@ -16,10 +16,6 @@ enum {
     DEPTH = 24,        /* nodes that wait for their second half: one for each level */
 };
 
-static bool is_half(un_dtype dtype) {
-    return dtype == un_dtype_of(UN_FLOAT, 16, 1) || dtype == un_dtype_of(UN_BFLOAT, 16, 1);
-}
-
 bool depends_on_order(un_dtype dtype) {
     unsigned code = dtype & 0xff;
     return code == UN_FLOAT || code == UN_BFLOAT || code == UN_COMPLEX;

@@ -23,8 +23,6 @@ static struct {
     size_t closed_count;
 } all;
 
-static size_t sizes_bytes(const un_group *g) { return 2 * (size_t)g->ranks * sizeof(uint64_t); }
-
 /* -- parcels -------------------------------------------------------------------------------------- */
 
 void push_parcel(parcel_queue *q, parcel *p) {

@@ -1,18 +1,14 @@
 /* Arithmetic in the order of hosts: the ranks of each host in their order, then the hosts in theirs.
  *
  * So for one placement of ranks every element is combined in one order, at every size, by any rank.
- * Sums of half types travel between hosts in float32, and are rounded once at the end. Reproducible sums know no hosts: each
- * host sends the nodes of their tree that its ranks have whole.
+ * Sums of half types travel between hosts in float32, and are rounded once at the end. Reproducible
+ * sums know no hosts: each host sends the nodes of their tree that its ranks have whole.
  */
 #include <stdlib.h>
 
 #include "hosts/hosts.h"
 
 enum { STACK_BYTES = 64 * 1024 };
-
-static bool is_half(un_dtype dtype) {
-    return dtype == un_dtype_of(UN_FLOAT, 16, 1) || dtype == un_dtype_of(UN_BFLOAT, 16, 1);
-}
 
 host_arithmetic arithmetic_of(const un_group *g, const un_call *call) {
     bool widens = is_half(call->dtype);

@@ -51,8 +51,6 @@ void plan_posts(hosts *hs) {
     for (int lane = 0; lane < hs->most; lane++) hs->step[lane] = hs->steps;
 }
 
-static size_t sizes_bytes(const un_group *g) { return 2 * (size_t)g->ranks * sizeof(uint64_t); }
-
 static int distance(const hosts *hs, int from, int to) { return (to - from + hs->count) % hs->count; }
 
 /* Whether what goes from a host to another one passes a third. */
@@ -147,7 +145,6 @@ static int rank_in(const hosts *hs, int host, int lane) {
     return lane < hs->host[host].count ? hs->host[host].ranks[lane] : -1;
 }
 
-/* False: not all that it sends is here yet. */
 /* Who gets what in a step. */
 typedef struct step {
     int reader, blocks; /* -1: nobody is left there */

@@ -9,10 +9,12 @@ monitor.py                    the watching thread; settings.py: its settings
 waiting.py, comparing.py      what it looks for: calls that wait too long, calls that differ
 sight.py, journal.py          what this process sees of its job; the reports that it has made
 calls.py                      calls of all connected groups: who waits for whom
+odd_calls.py                  of ranks that wait for each other, those to blame
 differences.py, hangs.py      from records to a verdict: calls that differ, ranks that wait
 whereabouts.py                where a process is, as reports say it
 sanitizer/                    what makes numbers wrong without an error
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
+periods.py                    the steps of a program, found from its calls' own period
 absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
 report.py, failure.py         reports: text, saving and loading; the report of an exception
