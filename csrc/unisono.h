@@ -67,7 +67,7 @@ typedef enum un_reduction {
     UN_REDUCTIONS,
 } un_reduction;
 
-/* How sums cross from one host to another, where not as they are: see packed.c. */
+/* How sums cross from one host to another, where not as they are: see codes.h. */
 typedef enum un_wire { UN_WIRE_FULL, UN_WIRE_INT8, UN_WIRE_FP8, UN_WIRE_BFLOAT16 } un_wire;
 
 /* The form of a reduction, as bits, which must be equal on all ranks; they are posted above the four

@@ -7,6 +7,7 @@
  */
 #include "base/reduce.h"
 
+#include "base/codes.h"
 #include "base/halves.h"
 
 #include <math.h>
@@ -367,7 +368,8 @@ const kernel_table KERNELS_OF(UN_ISA) = {
                   [UN_PREMUL_SUM] = premul_f16, [UN_TRUNCATED_AVG] = native_avg_f16,
                   [DIVISION] = divide_f16, [WIDENING] = widen_f16, [NARROWING] = narrow_f16},
     [KIND_BF16] = FLOAT_ROW(bf16, [WIDENING] = widen_bf16, [NARROWING] = narrow_bf16),
-    [KIND_F32] = FLOAT_ROW(f32, ),
+    [KIND_F32] = FLOAT_ROW(f32, [PACKING_INT8] = pack_int8s, [PACKING_FP8] = pack_fp8s,
+                           [UNPACKING_INT8] = unpack_int8s, [UNPACKING_FP8] = unpack_fp8s),
     [KIND_F64] = FLOAT_ROW(f64, ),
     [KIND_C64] = COMPLEX_ROW(c64, f32),
     [KIND_C128] = COMPLEX_ROW(c128, f64),

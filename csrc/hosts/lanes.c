@@ -162,10 +162,10 @@ typedef struct lane_sum {
     char *wide, *sums, *theirs; /* of DEPTH chunks each, except `wide` */
     char *taken;                /* of a reproducible sum: from the ranks of our host */
     un_wire wire;               /* of an all_reduce: how sums and results cross; then of DEPTH chunks, */
-    char *sent, *arrived;       /* packed: our result and the sums we send; results of other ranks */
+    char *sent, *results;       /* packed: the sums that we send; the result of each rank */
     float *unpacked;            /* a row from each host */
     const char *in, *out;       /* the tensors whose rows are reduced */
-    size_t packed_row, packed_rows; /* bytes of one; how many there are in a chunk */
+    size_t packed_row, sent_rows; /* bytes of one; how many we send of a chunk */
     size_t sum_bytes, row_bytes;
     batch scattered[DEPTH], gathered[DEPTH];
 } lane_sum;
@@ -202,9 +202,9 @@ static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_
     r->wire = un_wire_of(l->x->call->form);
     if (r->wire) {
         r->packed_row = round_up(packed_bytes(r->wire, most_bytes / r->a.item_bytes), LINE_BYTES);
-        r->packed_rows = heard;
+        r->sent_rows = heard;
         r->sent = scratch(l, 5, DEPTH * heard * r->packed_row);
-        r->arrived = scratch(l, 6, DEPTH * heard * r->packed_row);
+        r->results = scratch(l, 6, DEPTH * (size_t)l->g->ranks * r->packed_row);
         r->unpacked = (float *)(void *)scratch(l, 7, (size_t)l->hosts->count * r->row_bytes);
     }
     l->inner.dtype = r->a.dtype;
@@ -276,10 +276,18 @@ static un_status begin_tree(lane_sum *r, size_t chunk, const row *rows) {
     return status;
 }
 
-/* -- sums and results in few bits ------------------------------------------------------------------ */
+/* -- sums and results in few bits: inside a host, too, results stay packed until they are there ------ */
 
-static char *packed_of(const lane_sum *r, char *rows, size_t chunk, size_t row) {
-    return rows + (chunk % DEPTH * r->packed_rows + row) * r->packed_row;
+static char *sent_of(const lane_sum *r, size_t chunk, size_t row) {
+    return r->sent + (chunk % DEPTH * r->sent_rows + row) * r->packed_row;
+}
+
+/* The results of all ranks, whose rows in the tensor are `rows`. */
+static void find_packed(const lane_sum *r, size_t chunk, const row *rows, row *packed) {
+    size_t ranks = (size_t)r->l->g->ranks;
+    for (size_t rank = 0; rank < ranks; rank++)
+        packed[rank] = (row){r->results + (chunk % DEPTH * ranks + rank) * r->packed_row,
+                             packed_bytes(r->wire, rows[rank].bytes / r->a.item_bytes)};
 }
 
 /* Pack `items` of a tensor from `first` on, and leave what that has lost. */
@@ -294,40 +302,14 @@ static void pack_row(lane_sum *r, char *to, const char *data, size_t first, size
     }
 }
 
-/* Our own result: we keep what the others get. A contribution counts for less in an average. */
-static void pack_result(lane_sum *r, size_t chunk, char *own, row to) {
-    size_t items = to.bytes / r->a.item_bytes, first = (size_t)(to.data - r->out) / r->a.item_bytes;
-    char *packed = packed_of(r, r->sent, chunk, 0);
-    pack_row(r, packed, own, first, items, (float)r->a.divisor);
-    unpack_floats(r->wire, (float *)(void *)own, packed, items);
-}
-
-static void begin_packed_gather(lane_sum *r, size_t chunk, const row *rows, batch *b) {
-    const hosts *hs = r->l->hosts;
-    int ranks[UN_MAX_RANKS];
-    row heard[UN_MAX_RANKS];
-    size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard);
-    for (size_t i = 1; i < count; i++)
-        want(r->l, b, ranks[i], packed_of(r, r->arrived, chunk, i),
-             packed_bytes(r->wire, heard[i].bytes / r->a.item_bytes));
-    for (int step = 1; step < hs->count; step++)
-        give(r->l, b, mate_on(hs, (hs->mine + step) % hs->count), packed_of(r, r->sent, chunk, 0),
-             packed_bytes(r->wire, heard[0].bytes / r->a.item_bytes));
-}
-
-static un_status unpack_gathered(lane_sum *r, size_t chunk, const row *rows, batch *b) {
-    const hosts *hs = r->l->hosts;
-    int ranks[UN_MAX_RANKS];
-    row heard[UN_MAX_RANKS];
-    un_status status = land(r->l, b);
-    size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard);
-    for (size_t i = 1; !status && i < count; i++) {
-        size_t items = heard[i].bytes / r->a.item_bytes;
-        float *to = r->a.narrow ? r->unpacked : (float *)(void *)heard[i].data;
-        unpack_floats(r->wire, to, packed_of(r, r->arrived, chunk, i), items);
-        if (r->a.narrow) convert(r->a.narrow, heard[i].data, to, items);
+/* All ranks unpack the same, and the one that has computed it, too. */
+static void unpack_results(lane_sum *r, const row *packed, const row *rows) {
+    for (int rank = 0; rank < r->l->g->ranks; rank++) {
+        size_t items = rows[rank].bytes / r->a.item_bytes;
+        float *to = r->a.narrow ? r->unpacked : (float *)(void *)rows[rank].data;
+        if (items) unpack_floats(r->wire, to, packed[rank].data, items);
+        if (items && r->a.narrow) convert(r->a.narrow, rows[rank].data, to, items);
     }
-    return status;
 }
 
 /* Each rank combines the rows of its mates on other hosts inside its host, and sends them. */
@@ -366,7 +348,7 @@ static un_status begin_scatter(lane_sum *r, size_t chunk, const row *rows) {
     char *at = sums_of(r, chunk) + own;
     for (size_t i = 1; !status && i < count; i++) {
         size_t bytes = wide_bytes_of(r, heard[i].bytes);
-        char *packed = r->wire ? packed_of(r, r->sent, chunk, i) : NULL;
+        char *packed = r->wire ? sent_of(r, chunk, i) : NULL;
         size_t first = r->wire ? (size_t)(heard[i].data - r->in) / r->a.item_bytes : 0;
         if (packed) pack_row(r, packed, at, first, bytes / r->a.wide_bytes, 1);
         give(l, b, ranks[i], packed ? packed : at,
@@ -376,8 +358,8 @@ static un_status begin_scatter(lane_sum *r, size_t chunk, const row *rows) {
     return status;
 }
 
-/* Combine the hosts' sums of our row. */
-static un_status finish_scatter(lane_sum *r, size_t chunk, row to) {
+/* Combine the hosts' sums of our row, which is `to`; on a wire into `packed`. */
+static un_status finish_scatter(lane_sum *r, size_t chunk, row to, char *packed) {
     const hosts *hs = r->l->hosts;
     un_status status = land(r->l, &r->scattered[chunk % DEPTH]);
     if (status || !to.bytes) return status;
@@ -401,13 +383,13 @@ static un_status finish_scatter(lane_sum *r, size_t chunk, row to) {
         unpack_floats(r->wire, sum, by_host[h], to.bytes / r->a.item_bytes);
         by_host[h] = sum;
     }
+    size_t items = to.bytes / r->a.item_bytes;
     r->a.second.run(r->a.narrow || r->wire ? own : to.data, by_host, hs->count,
                     wide_bytes_of(r, to.bytes) / r->a.second.unit, r->a.divisor);
-    if (r->wire) pack_result(r, chunk, own, to);
-    if (r->a.narrow)
-        convert(r->a.narrow, to.data, own, to.bytes / r->a.item_bytes);
-    else if (r->wire)
-        memcpy(to.data, own, to.bytes);
+    if (r->wire) /* a contribution counts for less in an average */
+        pack_row(r, packed, own, (size_t)(to.data - r->out) / r->a.item_bytes, items, (float)r->a.divisor);
+    else if (r->a.narrow)
+        convert(r->a.narrow, to.data, own, items);
     return UN_OK;
 }
 
@@ -435,7 +417,7 @@ static un_status scatter_sums(lane_call *l, const row *given, row to) {
         slice_rows(rows, ranks, time * step, step, slices);
         if (time < chunks) status = begin_scatter(&r, time, slices);
         if (!status && time >= AHEAD)
-            status = finish_scatter(&r, time - AHEAD, slice_of(to, (time - AHEAD) * step, step));
+            status = finish_scatter(&r, time - AHEAD, slice_of(to, (time - AHEAD) * step, step), NULL);
     }
     return end_sum(&r, status);
 }
@@ -494,7 +476,7 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
     char *result = root >= 0 ? scratch(l, 3, most) : NULL;
     un_status status = prepare_sum(&r, l, most, p.chunk_items * p.item_bytes);
     size_t chunks = (p.items + p.chunk_items - 1) / p.chunk_items;
-    row rows[UN_MAX_RANKS];
+    row rows[UN_MAX_RANKS], packed[UN_MAX_RANKS] = {0};
     for (size_t time = 0; !status && time < chunks + 2; time++) {
         if (time < chunks) {
             share_rows(&p, time, in, rows);
@@ -502,20 +484,18 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
         }
         if (!status && time >= 1 && time - 1 < chunks) {
             share_rows(&p, time - 1, out, rows);
+            if (r.wire) find_packed(&r, time - 1, rows, packed);
             row mine = {root < 0 ? rows[me].data : result, rows[me].bytes};
-            status = finish_scatter(&r, time - 1, mine);
-            batch *b = &r.gathered[(time - 1) % DEPTH];
-            if (!status && root < 0 && r.wire)
-                begin_packed_gather(&r, time - 1, rows, b);
-            else if (!status && root < 0)
-                begin_gather(l, rows, b);
+            status = finish_scatter(&r, time - 1, mine, packed[me].data);
+            if (!status && root < 0)
+                begin_gather(l, r.wire ? packed : rows, &r.gathered[(time - 1) % DEPTH]);
             if (!status && root >= 0) status = give_to_root(l, &p, mine, rows);
         }
         if (!status && root < 0 && time >= 2) {
             share_rows(&p, time - 2, out, rows);
-            batch *b = &r.gathered[(time - 2) % DEPTH];
-            if (r.wire) status = unpack_gathered(&r, time - 2, rows, b);
-            if (!status) status = finish_gather(l, rows, b);
+            if (r.wire) find_packed(&r, time - 2, rows, packed);
+            status = finish_gather(l, r.wire ? packed : rows, &r.gathered[(time - 2) % DEPTH]);
+            if (!status && r.wire) unpack_results(&r, packed, rows);
         }
     }
     return end_sum(&r, status);

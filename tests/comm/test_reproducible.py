@@ -190,7 +190,6 @@ def test_nor_on_random_ones(pool: RankPool, hosts: str) -> None:
 # -- what else a call may be ----------------------------------------------------------------------
 
 
-# -- what else a call may be -----------------------------------------------------------------------
 @pytest.mark.ranks([1, 3, 4])
 def test_tensors_of_any_layout_lists_and_several_dtypes(comm: Communicator) -> None:
     cut = shares(comm.size)[comm.rank]

@@ -246,7 +246,7 @@ def build_profile(
     groups: Iterable[GroupRecords], notes: Mapping[Process, Sequence[WaitNote]]
 ) -> Profile:
     """The profile of a job: its records, and the notes of each process."""
-    from unisono.watch.advice import advise
+    from unisono.watch.profile_advice import advise
 
     ranks = list(_ranks(with_creations(groups), notes))
     steps: list[StepProfile] = []
