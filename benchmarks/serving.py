@@ -2,17 +2,18 @@
 
     build/real-vllm/bin/python benchmarks/serving.py                 two workers, tensor parallel
     build/real-vllm/bin/python benchmarks/serving.py --pipeline 2 --tensor 1
-    build/real-vllm/bin/python benchmarks/serving.py --compiled --batch 8 --turns 5
+    build/real-vllm/bin/python benchmarks/serving.py --compiled --batch 8 --rounds 20
 
-Each turn starts one engine of each kind, one after the other, in an order that alternates. A Llama
-of random weights generates greedily; the tokens of all engines must be the same. "tokens/s" is the
-median over turns of the best of a few generations. "communication" is the time that a worker spent
-in all_reduce per step, counted in one more generation, without the compiler.
+A Llama of random weights generates greedily, in an engine with unisono and in one without; the
+tokens must be the same. Without the compiler, the first engine also calls vLLM's kernel, by turns:
+compare the two in its rows. "communication" is the mean over workers of the time in all_reduce and
+all_gather.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -23,12 +24,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROUNDS = 4
+import torch
+
+KERNELS = ["unisono", "vLLM"]
 
 
 def make_model(folder: Path, layers: int, hidden: int, experts: int) -> None:
     """A model of random weights as vLLM loads it."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
@@ -51,29 +53,34 @@ def make_model(folder: Path, layers: int, hidden: int, experts: int) -> None:
         LlamaForCausalLM(LlamaConfig(**sizes)).float().save_pretrained(folder)
 
 
-def count_all_reduces(worker: Any) -> None:
-    """In a worker: measure every all_reduce from now on."""
+def choose(worker: Any, kernel: str, is_measured: bool) -> None:
+    """In a worker: from now on the tensor-parallel group calls this kernel."""
     from vllm.distributed import get_tp_group
+    from vllm.distributed.device_communicators import cpu_communicator
 
     group = get_tp_group().device_communicator
-    plain, group.spent_s, group.calls = group.all_reduce, 0.0, 0
+    group.spent_s = 0.0
+    if group.dist_module is torch.distributed:
+        group.dist_module = cpu_communicator._CPUSHMDistributed(group)
+    owner = type(group) if kernel == "unisono" else cpu_communicator.CpuCommunicator
+    for name in ("all_reduce", "all_gather"):
+        plain = functools.partial(getattr(owner, name), group)
 
-    def measured(tensor: Any) -> Any:
-        began = time.perf_counter()
-        result = plain(tensor)
-        group.spent_s += time.perf_counter() - began
-        group.calls += 1
-        return result
+        def measured(*arguments: Any, plain: Any = plain) -> Any:
+            began = time.perf_counter()
+            result = plain(*arguments)
+            group.spent_s += time.perf_counter() - began
+            return result
 
-    group.all_reduce = measured
+        setattr(group, name, measured if is_measured else plain)
 
 
-def counted(worker: Any) -> tuple[float, int, str]:
-    """In a worker: seconds, calls, and what makes them."""
+def spent_s(worker: Any) -> float:
+    """In a worker: the time in these calls since `choose`."""
     from vllm.distributed import get_tp_group
 
-    group = get_tp_group().device_communicator
-    return group.spent_s, group.calls, type(group).__name__
+    spent: float = get_tp_group().device_communicator.spent_s
+    return spent
 
 
 def serve(options: argparse.Namespace, model: str) -> None:
@@ -95,18 +102,33 @@ def serve(options: argparse.Namespace, model: str) -> None:
     sampling = vllm.SamplingParams(
         temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False
     )
-    paces, tokens = [], None
-    for _ in range(ROUNDS):
+    paces: dict[str, list[float]] = {}
+    spent: dict[str, list[float]] = {}
+    tokens: set[str] = set()
+
+    def generate(kernel: str) -> None:
         began = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
-        paces.append(options.batch * options.tokens / (time.perf_counter() - began))
-        tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    result: dict[str, Any] = {"tokens": tokens, "tokens_per_s": max(paces[1:])}
-    if options.tensor > 1 and not options.compiled:
-        engine.collective_rpc(count_all_reduces)
-        engine.generate(prompts, sampling, use_tqdm=False)
-        seconds, calls, kind = engine.collective_rpc(counted)[0]
-        result |= {"us_per_step": 1e6 * seconds / options.tokens, "calls": calls, "kind": kind}
+        pace = options.batch * options.tokens / (time.perf_counter() - began)
+        paces.setdefault(kernel, []).append(pace)
+        tokens.add(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+
+    mine = "unisono" if os.environ["UNISONO_VLLM"] == "1" else "vLLM"
+    by_turns = mine == "unisono" and options.tensor > 1 and not options.compiled
+    for turn in range(options.rounds + 1):
+        for kernel in KERNELS[:: 1 if turn % 2 else -1] if by_turns else [mine]:
+            if by_turns:
+                engine.collective_rpc(choose, args=(kernel, False))
+            generate(kernel)
+            if not turn:
+                paces.clear()  # a first generation warms up
+            if by_turns:
+                engine.collective_rpc(choose, args=(kernel, True))
+                outputs = engine.generate(prompts, sampling, use_tqdm=False)
+                tokens.add(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+                each = [1e6 * s / options.tokens for s in engine.collective_rpc(spent_s)]
+                spent.setdefault(kernel, []).append(statistics.mean(each))
+    result = {"tokens": sorted(tokens), "tokens_per_s": paces, "us_per_step": spent}
     print("RESULT " + json.dumps(result), flush=True)
 
 
@@ -144,24 +166,24 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options, options.serve)
         return
-    results: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), options.layers, options.hidden, options.experts)
-        for turn in range(options.turns):
-            for ours in (turn % 2 == 0, turn % 2 != 0):
-                results[ours].append(run_engine(ours, folder, sys.argv[1:]))
-    same = len({json.dumps(r["tokens"]) for rows in results.values() for r in rows}) == 1
-    for ours, rows in results.items():
-        pace = statistics.median(row["tokens_per_s"] for row in rows)
-        spent = statistics.median(row.get("us_per_step", 0.0) for row in rows)
-        kind = rows[0].get("kind", "unisono" if ours else "vLLM")
-        print(f"{kind:>24} {pace:9.1f} tokens/s, communication {spent:8.0f} us a step")
+        results = [run_engine(ours, folder, sys.argv[1:]) for ours in (True, False)]
+    for result in results:
+        for kernel, paces in result["tokens_per_s"].items():
+            spent = result["us_per_step"].get(kernel)
+            print(
+                f"{kernel:>8} {statistics.median(paces):9.1f} tokens/s, at best {max(paces):9.1f}",
+                f"communication {statistics.median(spent):8.0f} us a step" if spent else "",
+            )
+        print()
+    same = len({tokens for result in results for tokens in result["tokens"]}) == 1
     print("the same tokens" if same else "DIFFERENT TOKENS")
     sys.exit(not same)
 

@@ -17,8 +17,15 @@ import click
 from unisono.errors import Misuse, RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher import share
 from unisono.launcher.crew import Crew
+from unisono.launcher.final_report import (
+    FinalReport,
+    ReportFolder,
+    main_report,
+    of_failure,
+    of_proofs,
+)
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.output import Callback, Listener, Terminal, open_logs
+from unisono.launcher.output import Callback, Listener, Terminal, is_terminal, open_logs
 from unisono.launcher.process import check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
@@ -26,8 +33,9 @@ from unisono.launcher.store import LazyStore
 from unisono.output_files import open_at_once
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
-from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SANITIZE, SITES, WATCH
+from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SANITIZE, SITES, WATCH, WATCH_FOLDER
 from unisono.watch.report import Report
+from unisono.watch.sanitizer.exit_status import STATUS
 from unisono.watch.settings import settings_of
 
 _PATIENCE_S = 10.0
@@ -136,9 +144,10 @@ def run(**given: Any) -> None:
     variables are set as torchrun sets them. You do not need to choose a port, and several jobs can
     run at once.
 
-    Every line of output is prefixed with the rank's name. If a rank fails, the others are ended and
-    each traceback is shown once. The exit code is that of the first rank to fail (128 + N for
-    signal N), 124 after a timeout.
+    Every line of output is prefixed with the rank's name. If a rank fails, the others are ended. A
+    terminal then shows the cause, and the path of a file with each traceback; anything else gets
+    both. The exit code is that of the first rank to fail (128 + N for signal N), 124 after a
+    timeout.
 
     For several machines use torchrun; unisono works in its programs, too.
     """
@@ -168,10 +177,13 @@ def run(**given: Any) -> None:
         listener: Listener = Callback() if wanted.capture else Terminal(not wanted.no_prefix)
         crew = Crew(listener, interrupts, values=False, captured=wanted.capture, logs=logs)
         store.listen(crew.selector)
-        keeper, inherited = None, []
+        keeper, folder, inherited = None, None, []
         is_watched = WATCH.read(os.environ | variables) or SANITIZE.read(os.environ)
         if is_watched:  # the keeper ends after the ranks
-            settings_of()  # so that an invalid variable is one error, before any rank starts
+            settings = settings_of()  # an invalid variable is one error, before any rank starts
+            folder = stack.enter_context(ReportFolder(settings.folder))
+            if folder.path:
+                variables[WATCH_FOLDER.name] = folder.path
             trace = wanted.trace and wanted.trace.absolute()
             keeper = RecordKeeper(trace, wanted.watch_grace_s, crew.give_up)
             stack.enter_context(keeper)
@@ -182,8 +194,19 @@ def run(**given: Any) -> None:
         processes = stack.enter_context(here)
         stack.enter_context(crew)
         crew.add(processes)
-        exit_code, texts = _await_end(crew, wanted.timeout_s, interrupts, keeper)
-    for text in texts:
+        exit_code, text = 0, ""
+        try:
+            crew.run(wanted.timeout_s, _PATIENCE_S, time.monotonic())
+        except KeyboardInterrupt:
+            exit_code = 128 + interrupts.noted[0]
+        except RanksFailed as error:
+            exit_code = _exit_code(error, crew)
+            folder = folder or stack.enter_context(ReportFolder())
+            is_short = is_terminal(sys.stderr) and not wanted.capture
+            text = _final_report(error, crew, keeper, folder).write(folder.path, is_short)
+        if folder is not None and not text and folder.reports():
+            text = f"unisono: the watch's reports are in {folder.path}; unisono doctor shows them"
+    if text:
         print(f"\n{text}", file=sys.stderr)
     raise SystemExit(exit_code)
 
@@ -236,41 +259,34 @@ class _Wanted:
         return {name: text for name, text in wanted.items() if text is not None}
 
 
-def _await_end(
-    crew: Crew, timeout_s: float | None, interrupts: Interrupts, keeper: RecordKeeper | None
-) -> tuple[int, list[str]]:
-    """The exit code of the command, and what it says once all ranks have ended."""
-    try:
-        crew.run(timeout_s, _PATIENCE_S, time.monotonic())
-    except KeyboardInterrupt:
-        return 128 + interrupts.noted[0], []
-    except RanksTimedOut as error:
-        return _TIMED_OUT_CODE, [f"unisono run: {_reported(crew)}{error}"]
-    except RanksFailed as error:
-        texts = [f"unisono run: {error}"]
-        if all(rank.failed_at is None for rank in crew.ranks):  # given up
-            return 1, texts
-        report = _what_records_say(keeper, crew) if keeper else None
-        if report is not None:
-            texts.insert(0, f"unisono.watch: {report}")
-        return error.endings[error.first].exit_code or 1, texts
-    return 0, []
+def _exit_code(error: RanksFailed, crew: Crew) -> int:
+    if isinstance(error, RanksTimedOut):
+        return _TIMED_OUT_CODE
+    if all(rank.failed_at is None for rank in crew.ranks):  # given up
+        return 1
+    return error.endings[error.first].exit_code or 1
 
 
-def _reported(crew: Crew) -> str:
-    """The verdict that a rank's watch has printed last, as the beginning of a sentence."""
-    printed = (line for rank in crew.ranks for line in rank.lines["stderr"].tail.splitlines())
-    verdicts = [line.partition("unisono.watch: ")[2] for line in printed]
-    return next((f"{verdict}; " for verdict in reversed(verdicts) if verdict), "")
+def _final_report(
+    error: RanksFailed, crew: Crew, keeper: RecordKeeper | None, folder: ReportFolder
+) -> FinalReport:
+    """What to say once all ranks have ended."""
+    failed = [rank for rank in crew.ranks if rank.failed_at is not None]
+    reports = folder.reports()
+    if failed and all(rank.exit_code == STATUS and rank.failure is None for rank in failed):
+        final = of_proofs(reports, STATUS)
+        if final is not None:
+            return final
+    said = "".join(rank.lines["stderr"].tail for rank in crew.ranks)
+    report = keeper.report if keeper is not None and not failed else None
+    report = report or main_report(reports, said, bool(failed))
+    if report is None and keeper is not None and failed:
+        report = _what_records_say(keeper, crew)
+    return of_failure(error, crew.ranks, report, keeper is not None)
 
 
 def _what_records_say(keeper: RecordKeeper, crew: Crew) -> Report | None:
-    """The verdict on ranks that have failed, unless one of them has printed it."""
-    said = (
-        rank.failure.traceback if rank.failure else rank.lines["stderr"].tail for rank in crew.ranks
-    )
-    if any("unisono.watch: " in text or "CollectiveMismatch: " in text for text in said):
-        return None
+    """The verdict on ranks that have failed before they could report."""
     endings = {
         rank.process.group: describe_exit(rank.exit_code)
         for rank in crew.ranks

@@ -27,7 +27,7 @@ from unisono.errors import UnisonoError
 from unisono.watch.calls import failed_calls, waits, with_creations
 from unisono.watch.differences import mismatch
 from unisono.watch.hangs import hang
-from unisono.watch.report import Report, from_text
+from unisono.watch.report import Report, from_text, global_culprits
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import Whereabouts
 
@@ -54,7 +54,8 @@ class RecordKeeper:
         self._kept: dict[tuple[int, int], int] = {}
         self._tidy_at = 2 * _LEFT_KEPT
         self._trace = None if trace is None else Trace(trace, from_the_start=True)
-        self._report: Report | None = None
+        self.report: Report | None = None
+        """Of something that cannot resolve by itself."""
         self._give_up_at: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono record keeper", daemon=True)
@@ -115,11 +116,11 @@ class RecordKeeper:
 
     def _pass_on_report(self) -> None:
         """Give up ranks whose reported problem cannot resolve by itself."""
-        assert self._report is not None
-        ranks = {member.rank: member.global_rank for member in self._report.ranks}
-        culprit = next((ranks.get(rank, rank) for rank in self._report.culprits), -1)
-        after = f"ended {self._grace_s:g} s after the watch's report (--watch-grace)"
-        self._give_up(f"{after}: {self._report}", culprit)
+        assert self.report is not None
+        culprit = next(iter(global_culprits(self.report)), -1)
+        self._give_up(
+            f"ended {self._grace_s:g} s after the watch's report (--watch-grace)", culprit
+        )
 
     def _receive(self) -> None:
         """Receive what the ranks have sent."""
@@ -133,9 +134,9 @@ class RecordKeeper:
             if message[:1] == SEGMENT:
                 for descriptor in descriptors:
                     self._keep(descriptor)
-            elif message[:1] == REPORT and self._report is None:
+            elif message[:1] == REPORT and self.report is None:
                 with contextlib.suppress(UnisonoError):
-                    self._report = from_text(message[1:].decode())
+                    self.report = from_text(message[1:].decode())
                     self._give_up_at = time.monotonic() + self._grace_s
 
     def _keep(self, descriptor: int) -> None:

@@ -1,5 +1,6 @@
 """What a serving engine asks of a group: whole tensors in and out, along any dimension, and
-dictionaries of tensors between pipeline stages. What a compiled model calls goes by operators."""
+dictionaries of tensors between pipeline stages. Compiled models call operators; in eager ones the
+Communicator's own calls take less time."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ class ServingCollectives:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place."""
-        torch.ops.unisono.all_reduce_(tensor, self._name)
+        if torch.compiler.is_compiling():
+            torch.ops.unisono.all_reduce_(tensor, self._name)
+        else:
+            self.comm.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -42,7 +46,10 @@ class ServingCollectives:
         dim %= tensor.dim()
         shape = tensor.shape
         parts = tensor.new_empty((self._size, *shape))
-        torch.ops.unisono.all_gather_(parts, tensor.contiguous(), self._name)
+        if torch.compiler.is_compiling():
+            torch.ops.unisono.all_gather_(parts, tensor.contiguous(), self._name)
+        else:
+            self.comm.all_gather(parts, tensor.contiguous())
         whole = (*shape[:dim], self._size * shape[dim], *shape[dim + 1 :])
         return parts.movedim(0, dim).reshape(whole)
 
@@ -56,7 +63,10 @@ class ServingCollectives:
                 f"{self._size} equal parts",
             )
         part = first.new_empty((first.shape[0] // self._size, *first.shape[1:]))
-        torch.ops.unisono.reduce_scatter_(part, first, self._name)
+        if torch.compiler.is_compiling():
+            torch.ops.unisono.reduce_scatter_(part, first, self._name)
+        else:
+            self.comm.reduce_scatter(part, first)
         return part.movedim(0, dim).contiguous()
 
     # -- between layers --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ monitor.py                    the watching thread; settings.py: its settings
 waiting.py, comparing.py      what it looks for: calls that wait too long, calls that differ
 sight.py, journal.py          what this process sees of its job; the reports that it has made
 calls.py                      calls of all connected groups: who waits for whom
+odd_calls.py                  of ranks that wait for each other, those to blame
 differences.py, hangs.py      from records to a verdict: calls that differ, ranks that wait
 whereabouts.py                where a process is, as reports say it
 sanitizer/                    what makes numbers wrong without an error
@@ -17,6 +18,7 @@ periods.py                    the steps of a program, found from its calls' own 
 absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
 report.py, failure.py         reports: text, saving and loading; the report of an exception
+advice.py                     what to do about a report
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
 torch_group.py, attach.py     a torch process group that records, and how it is installed
@@ -351,9 +353,14 @@ def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:
 
 
 def _report_of_failure(error: GroupError) -> Report | None:
+    """The report that an exception carries. A mismatch is logged at once: the exception may be
+    shown much later."""
     report = _ask(lambda monitor: report_of_error(error, monitor.sight.where))
     if report is not None and _monitor is not None:
         _monitor.journal.save(report, "raised")
+        here = [call is not None for call in getattr(error, "calls", ())]
+        if True in here and error.rank == here.index(True):
+            _logger.warning("unisono.watch: %s", report)
     return report
 
 
@@ -384,10 +391,9 @@ def _at_exit() -> None:
         stop()
         if has_proof:
             from unisono.watch.sanitizer import exit_status
-            from unisono.watch.sanitizer.session import STATUS
 
             if not exit_status.has_failed():
-                exit_status.end_with(STATUS)
+                exit_status.end_with(exit_status.STATUS)
 
 
 def _forget() -> None:
