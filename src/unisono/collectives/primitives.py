@@ -84,13 +84,11 @@ def all_reduce(
         op = reduction(op, comm, "all_reduce", tensor)
     if out is not None:
         tensor = copy_into(comm, "all_reduce", out, tensor)
-    if async_op:
-        work: Any = comm.all_reduce(  # type: ignore[call-overload]
-            tensor, op, async_op=True, algorithm=algorithm, reproducible=reproducible
-        )
-        return ResultWork(work, tensor)
-    comm.all_reduce(tensor, op, algorithm=algorithm, reproducible=reproducible)  # type: ignore[arg-type]
-    return tensor
+    given: Any = tensor
+    work: Any = comm.all_reduce(
+        given, op, async_op=async_op, algorithm=algorithm, reproducible=reproducible
+    )
+    return ResultWork(work, tensor) if async_op else tensor
 
 
 @well_formed
