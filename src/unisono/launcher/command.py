@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,20 @@ from unisono.launcher.store import LazyStore
 from unisono.output_files import open_at_once
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
-from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SANITIZE, SITES, WATCH, WATCH_FOLDER
+from unisono.variables import (
+    BACKEND,
+    PROFILE,
+    RECORD_KEEPER,
+    REPLACE,
+    SANITIZE,
+    SITES,
+    WATCH,
+    WATCH_FOLDER,
+)
+from unisono.watch.profiles import ProfileTrace
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
+from unisono.watch.traces import Trace
 
 _PATIENCE_S = 10.0
 """How long a rank may take to end after SIGTERM before it is killed: time for a checkpoint."""
@@ -124,6 +135,18 @@ class _Seconds(click.FloatRange):
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write a trace of all calls, for chrome://tracing and ui.perfetto.dev. Implies --watch.",
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Say where the time of each step goes: computation, communication hidden and exposed, "
+    "waits for slow ranks (UNISONO_PROFILE=1). Implies --watch.",
+)
+@click.option(
+    "--profile-file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Also write it to FILE: .json, .html, or text. Implies --profile.",
+)
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(**given: Any) -> None:
@@ -179,8 +202,9 @@ def run(**given: Any) -> None:
         if is_watched:  # the keeper ends after the ranks
             folder = settings_of().folder or own_folder  # one error, before any rank starts
             variables[WATCH_FOLDER.name] = folder
-            trace = wanted.trace and wanted.trace.absolute()
-            keeper = RecordKeeper(trace, wanted.watch_grace_s, crew.give_up)
+            notes: dict[int, int] = {}
+            how = wanted.traces(notes), notes, wanted.watch_grace_s, crew.give_up
+            keeper = RecordKeeper(*how)
             stack.enter_context(keeper)
             variables[RECORD_KEEPER.name] = str(keeper.ranks_fd)
             inherited.append(keeper.ranks_fd)
@@ -224,6 +248,8 @@ class _Wanted:
     watch_grace_s: float
     sanitize: bool
     trace: Path | None
+    profile: bool
+    profile_file: Path | None
     program: str
     args: tuple[str, ...]
 
@@ -238,20 +264,29 @@ class _Wanted:
             raise Misuse(f"{self.program} {there}")
         if self.log_dir == "":  # a variable of a script that is not set: not the current folder
             raise Misuse("--log-dir is empty: name a folder, or leave it out")
-        if self.trace is not None:
-            check_writable(self.trace)
+        for path in filter(None, (self.trace, self.profile_file)):
+            check_writable(path)
 
     def variables(self) -> dict[str, str]:
         """What the options say to the ranks by variables. Raises Misuse for an unknown backend."""
-        is_traced = self.trace is not None
+        is_profiled = self.profile or self.profile_file is not None
+        is_traced = self.trace is not None or is_profiled
         wanted = {
             BACKEND.name: None if self.backend is None else _known_backend(self.backend),
             REPLACE.name: self.replace,
             WATCH.name: "1" if self.watch or self.sanitize or is_traced else None,
             SANITIZE.name: "1" if self.sanitize else None,
             SITES.name: "1" if is_traced else None,
+            PROFILE.name: "1" if is_profiled else None,
         }
         return {name: text for name, text in wanted.items() if text is not None}
+
+    def traces(self, notes: Mapping[int, int]) -> list[Trace]:
+        """What the launcher writes when the ranks have ended, from their records and `notes`."""
+        found = [] if self.trace is None else [Trace(self.trace, from_the_start=True)]
+        if self.profile or self.profile_file is not None:
+            found.append(ProfileTrace(self.profile_file, notes, from_the_start=True))
+        return found
 
 
 def _exit_code(error: RanksFailed, crew: Crew) -> int:

@@ -12,12 +12,12 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from unisono.comm.shared_memory.record_reader import RecordFollower, read_segment, segment_key
 from unisono.comm.shared_memory.records import Process
 from unisono.comm.shared_memory.segment_listeners import (
+    NOTES,
     REPORT,
     SEGMENT,
     new_socket_pair,
@@ -39,12 +39,17 @@ _LEFT_KEPT = 16
 
 
 class RecordKeeper:
-    """A thread that holds the segments of the ranks' groups, and writes their trace if requested.
-    `ranks_fd` is the descriptor that the ranks inherit; `give_up` is called, with the reason and
-    the culprit's rank, `grace_s` after their first report."""
+    """A thread that holds the segments of the ranks' groups, and writes traces of them.
+    `notes` gets the descriptor of each process's waits. `ranks_fd` is the descriptor that the ranks
+    inherit; `give_up` is called, with the reason and the culprit's rank, `grace_s` after their
+    first report."""
 
     def __init__(
-        self, trace: Path | None, grace_s: float, give_up: Callable[[str, int], None]
+        self,
+        traces: Sequence[Trace],
+        notes: dict[int, int],
+        grace_s: float,
+        give_up: Callable[[str, int], None],
     ) -> None:
         self._grace_s = grace_s
         self._give_up = give_up
@@ -53,7 +58,7 @@ class RecordKeeper:
         self.ranks_fd = self._ranks.fileno()
         self._kept: dict[tuple[int, int], int] = {}
         self._tidy_at = 2 * _LEFT_KEPT
-        self._trace = None if trace is None else Trace(trace, from_the_start=True)
+        self._traces, self._notes = traces, notes
         self.report: Report | None = None
         """Of something that cannot resolve by itself."""
         self._give_up_at: float | None = None
@@ -65,12 +70,12 @@ class RecordKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The ranks have ended: write the trace."""
+        """The ranks have ended: write the traces."""
         self._stop.set()
         self._thread.join()
         self._receive()
-        self._write_trace()
-        for descriptor in self._kept.values():
+        self._write_traces()
+        for descriptor in (*self._kept.values(), *self._notes.values()):
             os.close(descriptor)
         self._kept.clear()
         self._ours.close()
@@ -93,23 +98,22 @@ class RecordKeeper:
                 return hang(groups, wait, whereabouts)
         return None
 
-    def _write_trace(self) -> None:
-        if self._trace is None:
-            return
-        try:
-            self._trace.write()
-            say = f"the trace is in {self._trace.path}; https://ui.perfetto.dev opens it"
-        except OSError as error:  # how the ranks ended is more important
-            say = f"the trace {self._trace.path} could not be written: {error.strerror}"
-        print(f"unisono: {say}", file=sys.stderr)
+    def _write_traces(self) -> None:
+        for trace in self._traces:
+            try:
+                trace.write()
+                say = trace.written
+            except OSError as error:  # how the ranks ended is more important
+                say = f"the {trace.what} {trace.path} could not be written: {error.strerror}"
+            print(f"unisono: {say}", file=sys.stderr)
 
     def _run(self) -> None:
-        period_s = _PERIOD_S if self._trace is None else _TRACE_PERIOD_S
+        period_s = _TRACE_PERIOD_S if self._traces else _PERIOD_S
         while not self._stop.is_set():
             select.select([self._ours], [], [], period_s)
             self._receive()
-            if self._trace is not None:
-                self._trace.collect()
+            for trace in self._traces:
+                trace.collect()
             if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                 self._give_up_at = None
                 self._pass_on_report()
@@ -134,6 +138,8 @@ class RecordKeeper:
             if message[:1] == SEGMENT:
                 for descriptor in descriptors:
                     self._keep(descriptor)
+            elif message[:1] == NOTES:
+                (self._notes[int(message[1:])],) = descriptors
             elif message[:1] == REPORT and self.report is None:
                 with contextlib.suppress(UnisonoError):
                     self.report = from_text(message[1:].decode())
@@ -146,8 +152,8 @@ class RecordKeeper:
             return
         self._kept[key] = descriptor
         with contextlib.suppress(UnisonoError, OSError):
-            if self._trace is not None:
-                self._trace.follow(descriptor)
+            for trace in self._traces:
+                trace.follow(descriptor)
         if len(self._kept) > self._tidy_at:
             left = [key for key, kept in self._kept.items() if _is_left(kept)]
             for key in left[:-_LEFT_KEPT]:
