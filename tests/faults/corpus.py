@@ -2,7 +2,8 @@
 
 The comments at the top of each program say which ranks are at fault and, unless it is 3 ranks in
 both of our setups, how many ranks it runs on and in which setups of runner.py the bug can occur.
-The line that a good verdict names is marked with `# <- here`. A program that fails nowhere, and
+The line that a good verdict names is marked with `# <- here`; `# never: ...` are words that only a
+false one contains. A program that fails nowhere, and
 only computes wrong numbers, says so (`# silent: ...`): it runs under the sanitizer.
 """
 
@@ -21,6 +22,11 @@ from unisono.processes import end_with_parent
 
 FOLDER = Path(__file__).with_name("programs")
 _AT_ONCE = 3
+_BLAME = re.compile(
+    r"((?:rank|ranks) [\d, and-]+(?: \(global [^)]*\))?)(?: on \w+)? "
+    r"(?:never|made|left out|called|entered|passed|differ|is slow|came to|closed)"
+)
+_ENDED = re.compile(r"it raised|they raised|was killed|were killed|exited with|ha(?:s|ve) ended")
 _RAISED = re.compile(r"^unisono\.errors\.\w+: ")
 
 
@@ -35,6 +41,7 @@ class Fault:
     line: int
     story: str
     silent: str
+    never: str
 
     @property
     def name(self) -> str:
@@ -48,7 +55,7 @@ class Fault:
 def read(path: Path) -> Fault:
     """What a program's comments say about it."""
     text = path.read_text()
-    head = dict(re.findall(r"^# (ranks|culprit|setups|silent): (.*)$", text, re.MULTILINE))
+    head = dict(re.findall(r"^# (ranks|culprit|setups|silent|never): (.*)$", text, re.MULTILINE))
     lines = text.splitlines()
     return Fault(
         path=path,
@@ -58,6 +65,7 @@ def read(path: Path) -> Fault:
         line=next(number for number, line in enumerate(lines, 1) if "# <- here" in line),
         story=text.split('"""')[1],
         silent=head.get("silent", ""),
+        never=head.get("never", ""),
     )
 
 
@@ -84,10 +92,31 @@ def reports_in(outcome: Outcome) -> list[str]:
 
 def names_ranks(fault: Fault, sentence: str) -> bool:
     """Whether a sentence names all ranks at fault, anywhere in it, and next to any others."""
-    listed = re.findall(r"[Rr]anks? ((?:\d+(?:-\d+)?(?:, | and | -> )?)+)", sentence)
+    return set(fault.culprits) <= _ranks_in(sentence)
+
+
+def _ranks_in(sentence: str) -> set[int]:
+    """The ranks that a sentence names; of a group's ranks, the global ones."""
+    listed = re.findall(
+        r"(?:[Rr]anks? |\(global )((?:\d+(?:-\d+)?(?:, | and | -> )?)+)(?! \(global)", sentence
+    )
     runs = [run for numbers in listed for run in re.findall(r"(\d+)(?:-(\d+))?", numbers)]
-    named = {rank for low, high in runs for rank in range(int(low), int(high or low) + 1)}
-    return set(fault.culprits) <= named
+    return {rank for low, high in runs for rank in range(int(low), int(high or low) + 1)}
+
+
+def false_in(fault: Fault, outcome: Outcome) -> list[str]:
+    """Verdicts that are false: they have words that only a false one has, or they blame healthy
+    ranks. What is said of a rank that has ended by its exception or by a signal blames nobody."""
+    return [
+        verdict
+        for verdict in (report.partition("\n")[0] for report in reports_in(outcome))
+        if (fault.never and fault.never in verdict)
+        or (
+            (subject := _BLAME.match(verdict))
+            and not _ENDED.search(verdict)
+            and not _ranks_in(subject[1]) & {*fault.culprits}
+        )
+    ]
 
 
 def names_line(fault: Fault, text: str) -> bool:
@@ -103,7 +132,9 @@ def names_rank_and_line(fault: Fault, report: str) -> bool:
 
 def right(fault: Fault, outcome: Outcome) -> bool:
     """Whether some report names the right rank and line, and the very first verdict is right."""
-    return any(names_rank_and_line(fault, report) for report in reports_in(outcome))
+    reports = reports_in(outcome)
+    is_true = not any(fault.never and fault.never in report for report in reports)
+    return is_true and any(names_rank_and_line(fault, report) for report in reports)
 
 
 def outcomes_of(chosen: Sequence[tuple[Fault, str]]) -> Iterator[Outcome]:

@@ -103,11 +103,13 @@ def run_program(
                 if told and enough(outcome):
                     break
                 time.sleep(0.02)
-        finally:
+        finally:  # all of them at once: none has time to tell that another is gone
+            said = tuple(_read(file) for file in files)
             for pid in living:
                 os.kill(pid, signal.SIGKILL)
+            for pid in living:
                 os.waitpid(pid, 0)
-        return Outcome(tuple(_read(file) for file in files), not living)
+        return Outcome(said, not living)
 
 
 def _read(file: Path) -> str:

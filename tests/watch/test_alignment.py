@@ -57,6 +57,16 @@ def test_of_two_lines_in_turn_the_rank_that_is_ahead_at_the_end_left_one_out() -
     assert look(usual, [1, 2, 1, *usual[4:]], usual) is None  # who knows?
 
 
+def test_a_rank_that_only_repeats_its_loop_may_have_made_more_calls() -> None:
+    """Whether it left out line 9, or its loop is longer, shows when it comes to line 9."""
+    epoch = [1, 2, 1, 2, 1, 2, 9]
+    usual = [*epoch, *epoch]
+    assert look(usual, [*epoch, *epoch[:-1], 1], usual) is None
+    assert look(usual, [*epoch, *epoch[:-1], 1, 2, 1, 2], usual) is None
+    left_out = [*epoch, *epoch[:-1], *epoch, *epoch]
+    assert look([*usual, *epoch, *epoch], left_out, [*usual, *epoch]) == (1, True, ["t.py:9"])
+
+
 def test_what_is_no_shift() -> None:
     usual = [1, 2, 3] * 5
     assert look(usual, [1, 7, 3] * 5, usual) is None  # its own branch

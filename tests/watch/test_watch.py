@@ -49,7 +49,8 @@ from user_programs import Program, WriteProgram, eventually
 SAMPLE = (
     *("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring"),
     *("auxiliary_loss_left_out", "new_group_by_members", "checkpoint_thread", "all_to_all_splits"),
-    *("recv_from_anybody", "wrong_tag"),
+    *("recv_from_anybody", "wrong_tag", "two_send_to_the_wrong_neighbour", "group_names_swapped"),
+    *("group_closed_by_one_rank", "exception_in_a_future", "prefetch_in_a_pool", "one_step_more"),
 )
 
 
@@ -416,6 +417,27 @@ def test_in_a_cycle_the_rank_whose_calls_no_longer_repeat_is_to_blame() -> None:
         "of group dp (t.py:17) was due, as before; now ranks 1 and 2 wait for each other in calls "
         "and messages: "
     )
+
+
+def test_a_healthy_rank_that_left_a_loop_is_not_to_blame() -> None:
+    """Rank 0 receives once more than rank 1 sends: which of them is wrong nothing tells. In the
+    report of a group, all ranks are global."""
+    message = {"call": None, "tag": 0, "site": "t.py:7"}
+    got = [record(at, operation="recv", peer=1, **message) for at in range(1, 6)]
+    sent = [record(at, operation="send", peer=0, **message) for at in range(1, 6)]
+    last = record(6, "waiting", operation="recv", peer=1, **message)
+    stuck = group([*got, last], [*sent, record(6, "waiting", operation="barrier", site="t.py:9")])
+    members = [replace(member, global_rank=member.rank + 4) for member in stuck.ranks]
+    stuck = replace(stuck, ranks=tuple(members))
+    report = hang([stuck], waits([stuck], 100)[0], where({}))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.kind, report.culprits) == ("cycle", (4, 5))
+    assert report.details == ("which of them is to blame cannot be told from their calls",)
+    assert "ranks 4 and 5 wait for each other" in report.verdict
+    assert "rank 4 is in recv from rank 1 (global 5) (tag 0) of group dp" in report.verdict
+    absent = [RankReport(0, 4, 1, arrived=True), RankReport(1, 5, 2, arrived=False)]
+    said = str(replace(report, waited_s=3.0, ranks=tuple(absent)))
+    assert "waiting for 3 s: rank 0 (global 4)" in said
 
 
 def test_ranks_that_make_groups_in_a_circle_wait_for_each_other() -> None:
@@ -903,7 +925,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> 
     done = script.run(before=command)
     assert done.returncode == 128 + signal.SIGABRT
     assert (
-        "unisono.watch: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
+        "unisono run: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
         "killed by SIGABRT after all_reduce #1 (program.py:4)" in done.stderr
     ), done.stderr
 

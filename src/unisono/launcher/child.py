@@ -16,7 +16,7 @@ import types
 from typing import IO, Any
 
 from unisono import variables
-from unisono.errors import GroupAborted, PeerLost, UnisonoError
+from unisono.errors import GroupAborted, GroupError, PeerLost, UnisonoError
 from unisono.failures import causes, shorten
 from unisono.launcher.protocol import (
     FAILED,
@@ -105,7 +105,11 @@ class _ResultPipe:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = any(isinstance(link, (PeerLost, GroupAborted)) for link in causes(error))
-        failure = Failure(exit_code, _summary(error), text, follows)
+        from unisono.watch.stacks import describe_error  # only now: a start must be fast
+
+        is_own = not any(_is_about_ranks(link) for link in causes(error))
+        how = describe_error(error, with_text=is_own)
+        failure = Failure(exit_code, _summary(error), text, follows, is_own, how)
         self.send(FAILED, pickle.dumps(failure))
 
 
@@ -242,4 +246,12 @@ def _summary(error: BaseException) -> str:
     report = getattr(error, "report", None)
     if report is not None and (report.kind != "mismatch" or not isinstance(error, UnisonoError)):
         return f"{report.verdict} ({name})"
+    if isinstance(error, GroupError):
+        first, *rest = text.splitlines()
+        return "\n".join([f"{first} ({name})", *rest])
     return f"{name}: {text}" if text else name
+
+
+def _is_about_ranks(error: BaseException) -> bool:
+    """Whether it says what other ranks did, or the watch does."""
+    return isinstance(error, GroupError) or getattr(error, "report", None) is not None

@@ -118,12 +118,22 @@ def _align(
     if max(without, more) <= other or not lead:
         return None
     is_left_out = lead > 0
+    if is_left_out and _goes_on(before, [record.site or "" for record in all_own]):
+        return None
     gap = _gap(left, right, scores, is_left_out)
     calls = (theirs if is_left_out else own)[:gap]
     window = _window(theirs, own, sequences[rank], number, gap, is_left_out)
     straight = sum(1 if pair[0][0] == pair[1][0] else -1 for pair in zip(left, right, strict=False))
     is_certain = abs(without - more) >= 2 and max(without, more) - straight >= _CERTAIN
     return LineShift(rank, number, is_left_out, tuple(calls), window, is_certain)
+
+
+def _goes_on(before: Sequence[str], own: Sequence[str]) -> bool:
+    """Whether the lines of a rank only repeat those before, as if its loop were longer: nothing
+    tells whether it left out what the others did next, or made more calls."""
+    lines, periods = [*before, *own], range(1, len(before) // 2 + 1)
+    starts = ((len(before) - period, period) for period in periods)
+    return any(lines[at:] == lines[at - period : -period] for at, period in starts)
 
 
 def _from(calls: dict[int, Record], number: int) -> list[Record]:

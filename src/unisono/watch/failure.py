@@ -113,7 +113,7 @@ def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
     """Whether the records say more than the exception and do not blame others: a rank that comes
     late to a failed call finds that all others have been there and left."""
     if kind == "cycle":
-        return found.kind == kind and len(found.culprits) == 1
+        return found.kind == kind and {*found.culprits} != {rank.rank for rank in found.ranks}
     if kind == "mismatch":
         return found.kind in ("apart", "threads") or (found.kind == kind and not culprits)
     if kind == "stalled" or (found.kind == "stalled" and culprits):

@@ -16,26 +16,33 @@ from unisono.cases.primitives import primitive_of
 from unisono.comm.shared_memory.error_texts import stalled_ranks
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
-from unisono.watch.alignment import unexpected_calls
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
     Wait,
     by_number,
     call_name,
-    calls_of,
     find_member,
     last_call_number,
     line_of,
     newest_calls,
     waits,
 )
-from unisono.watch.differences import LONGEST_PATTERN, mismatch, shifted
+from unisono.watch.differences import mismatch, shifted
+from unisono.watch.odd_calls import off_pattern, outvoted
 from unisono.watch.report import RankReport, Report, add_history
-from unisono.watch.whereabouts import Ask, describe_rank, report_about, with_line
+from unisono.watch.whereabouts import (
+    Ask,
+    Whereabouts,
+    describe_rank,
+    report_about,
+    with_global,
+    with_line,
+)
 
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""
+_NOBODY = "which of them is to blame cannot be told from their calls"
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -68,7 +75,7 @@ def _follow(
         if other is None:
             return path, rank
         where = ask_once(other.process)
-        if where.state or not where.in_call:
+        if other.reason or where.state or not where.in_call:
             return path, rank
         passed = [step.member.process for step in path]
         if other.process in passed:
@@ -77,7 +84,7 @@ def _follow(
         own = waits(groups, other.process) or _just_failed(groups, other.process)
         further = [following for following in own if following.missing()]
         further = [known for known in further if not known.is_for_anybody()] or further
-        if not further:
+        if not further or _has_lost_thread(other, where, further):
             return path, rank
         for following in further:
             found, culprit = _follow(groups, following, ask_once, path)
@@ -85,6 +92,15 @@ def _follow(
                 return found, culprit
             circle = circle or found
     return circle, None
+
+
+def _has_lost_thread(member: RankRecords, where: Whereabouts, further: Sequence[Wait]) -> bool:
+    """Whether other threads than those that wait now made a rank's calls in a group, and one of its
+    threads has failed: then what waits is not why the next call is missing."""
+    callers = {record.thread for record in member.records}
+    return bool(where.failures and callers) and not any(
+        wait.record.thread in callers for wait in further
+    )
 
 
 def _just_failed(groups: Sequence[GroupRecords], process: Process) -> list[Wait]:
@@ -118,47 +134,41 @@ def _cycle(
     groups: Sequence[GroupRecords], circle: Sequence[Wait], stuck: Wait, ask_once: Ask
 ) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
-    who = [wait.member.global_rank for wait in ordered]
-    entered = [
-        f"{_title(wait.member)} is in {with_line(wait, _at(wait, ask_once))}" for wait in ordered
-    ]
+    culprits = [wait.member.global_rank for wait in ordered]
+    entered = [f"{_title(wait.member)} is in {_with_its_line(wait, ask_once)}" for wait in ordered]
     kinds = {"calls" if wait.record.tag is None else "messages" for wait in circle}
     what = " and ".join(sorted(kinds))
     if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
         what += " of different groups, entered in a different order"
-    verdict = f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}"
-    culprits, site = who, _at(ordered[-1], ask_once)
-    if (pair := _first_off_pattern(groups, ordered)) is not None:
-        odd, due = pair
-        culprits, site = [odd.member.global_rank], line_of(odd.record.site)
-        due = replace(due, record=replace(due.record, call=None))
-        made = f"rank {culprits[0]} made {with_line(odd, site)}"
-        instead = with_line(due, line_of(due.record.site))
-        verdict = f"{made} where {instead} was due, as before; now {verdict}"
+    verdict = f"{name_ranks(culprits)} wait for each other in {what}: {', '.join(entered)}"
+    site, details = _at(ordered[-1], ask_once), [_NOBODY]
+    odd_ones = outvoted(groups, ordered)
+    if pairs := off_pattern(groups):
+        odd_ones = [odd for odd, _ in pairs]
+        made = " and ".join(
+            f"rank {odd.member.global_rank} made {_with_its_line(odd, ask_once)} where "
+            f"{_with_its_line(_without_number(due), ask_once)} was due"
+            for odd, due in pairs
+        )
+        verdict = f"{made}, as before; now {verdict}"
+    elif odd_ones:
+        who = name_ranks(odd.member.global_rank for odd in odd_ones)
+        rest = next(wait for wait in ordered if wait.group.segment != odd_ones[0].group.segment)
+        verdict = (
+            f"{who} entered {_with_its_line(odd_ones[0], ask_once)} where the others entered "
+            f"{_with_its_line(rest, ask_once)}; now {verdict}"
+        )
+    if odd_ones:
+        culprits = [odd.member.global_rank for odd in odd_ones]
+        site, details = _at(odd_ones[0], ask_once), []
     ranks = [_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered]
-    found = report_about(stuck.group, "cycle", "", stuck.record, culprits, ranks=ranks)
+    ranks = [replace(rank, rank=rank.global_rank) for rank in ranks]  # their groups may differ
+    found = report_about(stuck.group, "cycle", "", stuck.record, culprits, details, ranks)
     return replace(found, verdict=verdict, site=site, waited_s=stuck.waited_s())
 
 
-def _first_off_pattern(
-    groups: Sequence[GroupRecords], circle: Sequence[Wait]
-) -> tuple[Wait, Wait] | None:
-    """If one rank alone made calls, in any group, that were not the ones due by the repetition of
-    its own: the first, and one like the call that was due."""
-    breaks: dict[tuple[str, str], list[tuple[Wait, Wait]]] = {}
-    for wait in circle:
-        calls = [
-            call
-            for call in calls_of(groups, wait.member.process)
-            if call.record.thread == wait.record.thread
-        ][-LONGEST_PATTERN:]
-        for at, like in unexpected_calls([call.kind() for call in calls]):
-            pair = calls[at], calls[like]
-            lines = line_of(pair[0].record.site), line_of(pair[1].record.site)
-            breaks.setdefault(lines, []).append(pair)
-    # all ranks leave the loops of one program at the same lines
-    own = [pairs[0] for pairs in breaks.values() if len({p[0].member.process for p in pairs}) == 1]
-    return own[0] if len({odd.member.process for odd, _ in own}) == 1 else None
+def _without_number(wait: Wait) -> Wait:
+    return replace(wait, record=replace(wait.record, call=None))
 
 
 def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> Report:
@@ -180,12 +190,14 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     if cut is not None:
         verdict += f", in {call_name(cut)} ({line_of(cut.site)})"
     if len(who) == 1:
-        verdict += trail
+        failures = ask_once((odd.host, odd.pid)).failures if odd.pid else ()
+        verdict += "".join(f"; its {failure}" for failure in failures[-1:]) + trail
     details = [
         f"rank {rank.rank}'s {note}"
         for rank in ranks
         if rank.rank in who and rank.pid
-        for note in ask_once((rank.host, rank.pid)).notes
+        for where in [ask_once((rank.host, rank.pid))]
+        for note in (where.failures if len(who) > 1 else ()) + where.notes
     ]
     if odd.state in _ENDED and last.record.tag is None and are_known:
         details.append(_ASK_FOR_BRANCH)
@@ -193,7 +205,10 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     found = report_about(group, kind, verdict, last.record, who, details, ranks)
     place = cut.site if cut is not None else odd.place
     site = line_of(place) or line or line_of(odd.last.partition("(")[2].rstrip(")"))
-    waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
+    waiting = [
+        f"rank {step.member.global_rank} waits in {with_global(step.group, str(step))}"
+        for step in path[:-1]
+    ]
     found = replace(found, details=(*waiting, *found.details))
     return shifted(group, replace(found, site=site, waited_s=path[0].waited_s()))
 
@@ -325,6 +340,11 @@ def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
 def _at(wait: Wait, ask_once: Ask) -> str:
     """The line of a call, or the current line of its process."""
     return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
+
+
+def _with_its_line(wait: Wait, ask_once: Ask) -> str:
+    """For sentences in which ranks are global."""
+    return with_line(with_global(wait.group, str(wait)), _at(wait, ask_once))
 
 
 def _title(member: RankRecords) -> str:

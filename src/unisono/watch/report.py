@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from unisono.comm.shared_memory.records import GroupRecords
-from unisono.errors import UnisonoError, name_ranks
+from unisono.errors import UnisonoError, list_ranks, name_ranks
 from unisono.output_files import write_text
 from unisono.watch.calls import IN_FLIGHT, Wait, call_name, calls_of, line_of
 from unisono.watch.stacks import lines_of_site
@@ -136,10 +136,12 @@ class Report:
     def __str__(self) -> str:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
         stalled = self.culprits if self.kind == "stalled" else ()
-        waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
+        here = [rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
+        waiting, everywhere = [rank.rank for rank in here], [rank.global_rank for rank in here]
         some_wait = self.kind != "mismatch"
         if waiting and self.waited_s and some_wait:
-            lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}")
+            beside = f" (global {list_ranks(everywhere)})" if waiting != everywhere else ""
+            lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}{beside}")
         for rank in self.ranks:
             is_known = rank.place or rank.state or rank.call
             if some_wait and is_known and not rank.arrived:
@@ -205,6 +207,12 @@ def from_text(text: str, origin: str = "this") -> Report:
         return build(Report, found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnisonoError(f"{origin} is not a report of unisono") from error
+
+
+def global_culprits(report: Report) -> list[int]:
+    """The ranks that a report names, by their global ranks."""
+    ranks = {member.rank: member.global_rank for member in report.ranks}
+    return [ranks.get(rank, rank) for rank in report.culprits]
 
 
 # -- what led to it ------------------------------------------------------------------------------

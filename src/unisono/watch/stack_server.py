@@ -39,13 +39,16 @@ from unisono.processes import (
 )
 from unisono.watch.report import build
 from unisono.watch.stacks import (
+    IN_FUTURE,
     Stack,
     as_text,
     ended_threads,
+    failed_tasks,
     from_faulthandler,
     is_users,
     lines_around,
     note_ended_thread,
+    note_failed_tasks,
     of_program,
     own_stacks,
     short_path,
@@ -86,7 +89,9 @@ class StackServer:
         self._signal = _reserve(number, self._stacks)
         self._usual_hook = threading.excepthook
         threading.excepthook = self._note_ended_thread
+        self._stop_noting_tasks = note_failed_tasks()
         ended_threads.clear()
+        failed_tasks.clear()
         while _childs_files:  # to tell it from our parent's server
             os.close(_childs_files.pop())
         os.ftruncate(self._file, _BYTES)
@@ -112,6 +117,7 @@ class StackServer:
             faulthandler.unregister(self._signal)  # otherwise the program uses it now
         if threading.excepthook == self._note_ended_thread:
             threading.excepthook = self._usual_hook
+        self._stop_noting_tasks()
         self._memory.close()
         os.close(self._file)
         os.close(self._stacks)
@@ -271,7 +277,7 @@ def whereabouts(
     frame = program.program_frame()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
     doing = frame.doing if frame else ""
-    ended = [f"thread {stack.thread} {stack.ended}" for stack in stacks if stack.ended]
+    ended = [stack for stack in stacks if stack.ended]
     return Whereabouts(
         location=str(frame) if frame else "",
         doing=doing,
@@ -280,8 +286,10 @@ def whereabouts(
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
         phase=stacks[0].phase,
-        notes=(*ended, *(_of_children(pid, meanwhile) if with_children else ())),
-        is_abandoned=bool(ended) and doing.rpartition(".")[2] in _WAITS,
+        failures=tuple(f"thread {stack.thread} {stack.ended}" for stack in ended),
+        notes=(*(_of_children(pid, meanwhile) if with_children else ()),),
+        is_abandoned=any(not stack.ended.endswith(IN_FUTURE) for stack in ended)
+        and doing.rpartition(".")[2] in _WAITS,
     )
 
 

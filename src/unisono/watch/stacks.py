@@ -9,10 +9,13 @@ import re
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from unisono.watch import steps
 
@@ -63,6 +66,9 @@ class Stack:
 
 ended_threads: deque[Stack] = deque(maxlen=_MOST_ENDED)
 """Threads of this process that exceptions have ended, while it was watched."""
+IN_FUTURE = ", and a future holds it"
+failed_tasks: deque[tuple[weakref.ref[Future[Any]], int, Stack]] = deque(maxlen=_MOST_ENDED)
+"""Tasks of its thread pools that exceptions have ended: the future, where its traceback began."""
 
 
 def of_program(stacks: Sequence[Stack]) -> Stack:
@@ -89,22 +95,53 @@ def own_stacks() -> list[Stack]:
         if (name := names.get(ident, f"thread {ident}")) != WATCHING
     ]
     frames.clear()  # this one, too: it would keep all others, and what they hold
-    return [*living, *ended_threads]
+    tasks = [stack for future, begin, stack in failed_tasks if not _was_raised(future(), begin)]
+    return [*living, *ended_threads, *tasks]
 
 
 def note_ended_thread(thread: threading.Thread | None, error: BaseException) -> None:
     """Remember which exception ended a thread, and where."""
+    ended_threads.append(_end_of(thread, error))
+
+
+def _end_of(thread: threading.Thread | None, error: BaseException, more: str = "") -> Stack:
     found = traceback.extract_tb(error.__traceback__)
     frames = (Frame(at.filename, at.lineno or 0, at.name) for at in reversed(found))
-    ended_threads.append(Stack(thread.name if thread else "?", (*frames,), describe_error(error)))
+    return Stack(thread.name if thread else "?", (*frames,), describe_error(error) + more)
 
 
-def describe_error(error: BaseException) -> str:
+def note_failed_tasks() -> Callable[[], None]:
+    """From now on remember the exceptions that end tasks of thread pools: no hook of Python's sees
+    them, and without a reader nobody does. Returns what stops it."""
+    usual = Future.set_exception
+
+    def set_exception(future: Future[Any], error: BaseException | None) -> None:
+        usual(future, error)
+        if error is not None:
+            stack = _end_of(threading.current_thread(), error, IN_FUTURE)
+            failed_tasks.append((weakref.ref(future), id(error.__traceback__), stack))
+
+    Future.set_exception = set_exception  # type: ignore[method-assign, assignment]
+
+    def stop() -> None:
+        if Future.set_exception is set_exception:
+            Future.set_exception = usual  # type: ignore[method-assign]
+
+    return stop
+
+
+def _was_raised(future: Future[Any] | None, begin: int) -> bool:
+    """Whether `result` has raised a future's exception, so that its traceback begins elsewhere."""
+    error = None if future is None else future.exception(0)
+    return error is not None and id(error.__traceback__) != begin
+
+
+def describe_error(error: BaseException, with_text: bool = True) -> str:
     """ "raised ValueError (no such file) at data.py:41 in load" """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_users(frame.filename)] or frames[-1:]
     at = f" at {short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
-    text = str(error).strip().partition("\n")[0][:100]
+    text = str(error).strip().partition("\n")[0][:100] if with_text else ""
     return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"
 
 

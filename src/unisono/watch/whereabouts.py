@@ -18,8 +18,9 @@ class Whereabouts:
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
     its stack is inside a communication library; `source` are the lines around `location`, `callers`
     the user's lines that led there, the nearest first. `phase` is its part of the iteration.
-    `notes` are about its children, and threads that died; `is_abandoned`: it waits, perhaps for one
-    of these. `is_described` unless no process of its host says more.
+    `failures` are threads, and tasks of thread pools, that exceptions ended, `notes` are about its
+    children; `is_abandoned`: it waits, perhaps for a thread that died. `is_described` unless no
+    process of its host says more.
     """
 
     state: str = ""
@@ -30,6 +31,7 @@ class Whereabouts:
     source: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
     phase: str = ""
+    failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_abandoned: bool = False
     is_described: bool = True

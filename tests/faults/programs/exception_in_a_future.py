@@ -1,6 +1,7 @@
 """Rank 2's loader fails in a thread pool whose futures nobody reads, and its program waits."""
 
 # culprit: 2
+# never: different order
 
 import queue
 from concurrent.futures import ThreadPoolExecutor

@@ -1,6 +1,7 @@
 """Rank 1 destroys a group with which rank 2 still wants to sum (pytorch #75097)."""
 
 # culprit: 1
+# never: wait for each other
 
 import torch
 import torch.distributed as dist

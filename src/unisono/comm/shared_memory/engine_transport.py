@@ -19,6 +19,7 @@ from unisono.comm.meeting.membership import JoinRequest, Membership, meet_at
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.reductions import FORM_SHIFT, Reduction, known_reduction
 from unisono.comm.shared_memory.exceptions import GroupExceptions
+from unisono.comm.shared_memory.record_reader import tell_closing
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
@@ -300,6 +301,8 @@ class EngineTransport(Transport):
                 absent = self.group.finish()
                 if absent is not None:
                     self.group.abort(self.exceptions.close_without(absent))
+                else:
+                    tell_closing(self.group, self.membership.rank)
             finally:
                 self.group.close()
                 server.close()

@@ -12,7 +12,7 @@ from unisono.comm.meeting.membership import JoinRequest, Membership, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.record_reader import note_writer
+from unisono.comm.shared_memory.record_reader import note_writer, tell_closing
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 
@@ -99,5 +99,6 @@ class Ledger:
 
     def close(self) -> None:
         """Leave. The records go with the last member."""
+        tell_closing(self.group, self._membership.rank)
         self.group.close()
         self.on_close()

@@ -8,19 +8,23 @@ import contextlib
 import mmap
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.cases.primitives import primitive_of
-from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
+from unisono.comm.engine import ABOUT_MESSAGES, Note, Operation, Status, native
 from unisono.comm.reductions import describe_reduction
 from unisono.comm.shared_memory.error_texts import dtype_name
 from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.comm.shared_memory.segment_listeners import listeners
 from unisono.errors import UnisonoError
+
+if TYPE_CHECKING:
+    from unisono.comm.engine.group_types import Group
 
 _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
@@ -155,6 +159,16 @@ def leave_reason(text: str) -> None:
         with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
             leave = note_writer(file.fileno(), "reason")
             leave(ABOUT_MESSAGES, text)
+
+
+def tell_closing(group: Group, rank: int) -> None:
+    """Publish in a group, before this process leaves it, on which line of its program it does;
+    unless it has given a reason already."""
+    at = native.site_of(sys._getframe(1))
+    if at and not group.read_note(rank, Note.REASON, ABOUT_MESSAGES):
+        with contextlib.suppress(OSError, ValueError, UnisonoError):
+            writer = note_writer(group.state()["descriptor"], "reason")
+            writer(ABOUT_MESSAGES, f"closed the group at {at}")
 
 
 def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
