@@ -98,6 +98,7 @@ class Rank(TwoBackends):
         self.profiles = profiles
         if profiles:  # gloo's groups are watched from here on
             unisono.watch.start(hang_s=1e6)  # it says nothing of slow ranks
+            unisono.watch.step()  # from here on DDP's forward passes are no steps
         super().__init__(folder)
         torch.set_num_threads(threads)
         os.environ[variables.COPY_THREADS.name] = "1"
