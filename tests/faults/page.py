@@ -123,7 +123,10 @@ def run_all() -> Outcomes:
 def load_all(files: list[Path]) -> Outcomes:
     """What earlier runs printed."""
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return {(row["name"], row["setup"]): Outcome((*row["said"],), row["ended"]) for row in rows}
+    return {
+        (row["name"], row["setup"]): Outcome((*row["said"],), row["ended"], row["told_s"])
+        for row in rows
+    }
 
 
 def page(outcomes: Outcomes, at: str) -> str:
