@@ -23,7 +23,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 
@@ -37,6 +37,8 @@ from unisono.processes import (
     signal_thread,
     state_of,
 )
+from unisono.watch.garbage import Collections
+from unisono.watch.memory_files import open_memory
 from unisono.watch.report import build
 from unisono.watch.stacks import (
     IN_FUTURE,
@@ -90,6 +92,7 @@ class StackServer:
         self._usual_hook = threading.excepthook
         threading.excepthook = self._note_ended_thread
         self._stop_noting_tasks = note_failed_tasks()
+        self._collections = Collections()
         ended_threads.clear()
         failed_tasks.clear()
         while _childs_files:  # to tell it from our parent's server
@@ -118,6 +121,7 @@ class StackServer:
         if threading.excepthook == self._note_ended_thread:
             threading.excepthook = self._usual_hook
         self._stop_noting_tasks()
+        self._collections.close()
         self._memory.close()
         os.close(self._file)
         os.close(self._stacks)
@@ -156,7 +160,7 @@ def request_stacks(pids: Iterable[int]) -> None:
     for pid in set(pids) - {os.getpid()}:
         with (
             contextlib.suppress(OSError, ValueError, UnisonoError),
-            _open(pid, "unisono-stack-server") as file,
+            open_memory(pid, "unisono-stack-server") as file,
             mmap.mmap(file, _BYTES) as memory,
         ):
             _post(memory)
@@ -170,7 +174,7 @@ def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]
     if pid == os.getpid():
         return own_stacks()
     try:
-        with _open(pid, "unisono-stack-server") as file, mmap.mmap(file, _BYTES) as memory:
+        with open_memory(pid, "unisono-stack-server") as file, mmap.mmap(file, _BYTES) as memory:
             return _ask_server(pid, memory, meanwhile)
     except (OSError, ValueError, UnisonoError):
         return []
@@ -204,7 +208,7 @@ def _post(memory: mmap.mmap) -> int:
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
     found: list[Stack] = []
-    with _open(pid, "unisono-stacks") as file:
+    with open_memory(pid, "unisono-stacks") as file:
         while not _is_locked(file):  # another process asks
             _pause(meanwhile)
         for thread in busy_threads(pid, number)[:_MOST_THREADS]:
@@ -234,24 +238,6 @@ def _is_locked(file: int) -> bool:
 def _pause(meanwhile: Callable[[], object]) -> None:
     meanwhile()
     time.sleep(_LOOK_S)
-
-
-@contextlib.contextmanager
-def _open(pid: int, name: str) -> Iterator[int]:
-    """An anonymous file of a process, by its name in /proc."""
-    folder = f"/proc/{pid}/fd"
-    for entry in os.listdir(folder):
-        path = f"{folder}/{entry}"
-        with contextlib.suppress(OSError):
-            if os.readlink(path).startswith(f"/memfd:{name} ("):
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                break
-    else:
-        raise UnisonoError(f"process {pid} has no {name}")
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def whereabouts(
@@ -298,7 +284,7 @@ def _of_children(pid: int, meanwhile: Callable[[], object]) -> list[str]:
     found = []
     for child in children_of(pid)[:_MOST_CHILDREN]:
         with contextlib.suppress(OSError, UnisonoError):
-            with _open(pid, "unisono-stack-server") as file:
+            with open_memory(pid, "unisono-stack-server") as file:
                 number = _HEAD.unpack(os.pread(file, _HEAD.size, 0))[2]
             for stack in _ask_by_signal(child, number, meanwhile)[:1]:
                 own = takewhile(lambda frame: frame.function != "_bootstrap", stack.frames)
