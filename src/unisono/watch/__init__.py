@@ -21,6 +21,7 @@ report.py, failure.py         reports: text, saving and loading; the report of a
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
 memory_files.py               anonymous files of watched processes
+store_calls.py                the keys of torch's Store that it waits for, and has set
 torch_group.py, attach.py     a torch process group that records, and how it is installed
 summaries.py                  counts, times, who is late
 tracing.py, traces.py         a trace: what it follows; Chrome's and Perfetto's format

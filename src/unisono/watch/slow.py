@@ -23,6 +23,7 @@ from unisono.watch.garbage import collections_of
 from unisono.watch.job_view import own_host
 from unisono.watch.periods import find_steps
 from unisono.watch.report import Report, add_history
+from unisono.watch.stack_server import GIL
 from unisono.watch.whereabouts import Ask, with_global
 
 _CALLS = 20
@@ -167,7 +168,8 @@ class Slowness:
         site = ""
         if self._collecting_s > _MOST * waited_s.total():
             verdict += f"; {self._collecting_s / waited_s.total():.0%} of that it collected garbage"
-        for place, times in self.places.most_common(1):
+        seen = sorted(self.places.most_common(), key=lambda place: not place[0].endswith(GIL))
+        for place, times in seen[:1]:  # beside such a thread, other lines only wait
             site = place.partition(",")[0]
             verdict += f"; {times} of {self.places.total()} times it was in {place}"
             phase = self._phases.most_common(1)[0][0]

@@ -55,6 +55,7 @@ from unisono.watch.stacks import (
     own_stacks,
     short_path,
 )
+from unisono.watch.store_calls import follow_store
 from unisono.watch.whereabouts import Whereabouts
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
@@ -78,6 +79,7 @@ _MOST_CHILDREN = 4
 _MOST_THREADS = 4
 _WAITS = ("get", "join", "acquire", "wait", "result")
 """Names of calls in which a program waits for its own threads."""
+GIL = "which keeps the GIL"
 _childs_files: list[int] = []
 """In a forked child: where it writes its stacks."""
 
@@ -93,6 +95,7 @@ class StackServer:
         threading.excepthook = self._note_ended_thread
         self._stop_noting_tasks = note_failed_tasks()
         self._collections = Collections()
+        self._stop_following_store = follow_store()
         ended_threads.clear()
         failed_tasks.clear()
         while _childs_files:  # to tell it from our parent's server
@@ -122,6 +125,7 @@ class StackServer:
             threading.excepthook = self._usual_hook
         self._stop_noting_tasks()
         self._collections.close()
+        self._stop_following_store()
         self._memory.close()
         os.close(self._file)
         os.close(self._stacks)
@@ -263,6 +267,8 @@ def whereabouts(
     frame = program.program_frame()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
     doing = frame.doing if frame else ""
+    if program.keeps_gil:
+        doing += f"{doing and ', in '}thread {program.thread}, {GIL}"
     ended = [stack for stack in stacks if stack.ended]
     return Whereabouts(
         location=str(frame) if frame else "",
@@ -272,6 +278,8 @@ def whereabouts(
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
         phase=stacks[0].phase,
+        key=program.key,
+        written=program.written,
         failures=tuple(f"thread {stack.thread} {stack.ended}" for stack in ended),
         notes=(*(_of_children(pid, meanwhile) if with_children else ()),),
         is_abandoned=any(not stack.ended.endswith(IN_FUTURE) for stack in ended)
