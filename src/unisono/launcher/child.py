@@ -9,6 +9,7 @@ import importlib.util
 import linecache
 import os
 import pickle
+import re
 import signal
 import sys
 import traceback
@@ -107,7 +108,7 @@ class _ResultPipe:
         follows = any(isinstance(link, (PeerLost, GroupAborted)) for link in causes(error))
         from unisono.watch.stacks import describe_error  # only now: a start must be fast
 
-        is_own = not any(_is_about_ranks(link) for link in causes(error))
+        is_own = not any(hasattr(link, "report") for link in causes(error))
         how = describe_error(error, with_text=is_own)
         failure = Failure(exit_code, _summary(error), text, follows, is_own, how)
         self.send(FAILED, pickle.dumps(failure))
@@ -247,11 +248,5 @@ def _summary(error: BaseException) -> str:
     if report is not None and (report.kind != "mismatch" or not isinstance(error, UnisonoError)):
         return f"{report.verdict} ({name})"
     if isinstance(error, GroupError):
-        first, *rest = text.splitlines()
-        return "\n".join([f"{first} ({name})", *rest])
+        return re.sub("$", f" ({name})", text, count=1, flags=re.MULTILINE)
     return f"{name}: {text}" if text else name
-
-
-def _is_about_ranks(error: BaseException) -> bool:
-    """Whether it says what other ranks did, or the watch does."""
-    return isinstance(error, GroupError) or getattr(error, "report", None) is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +20,7 @@ import click
 from unisono.errors import Misuse, RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher import share
 from unisono.launcher.crew import Crew
-from unisono.launcher.final_report import (
-    FinalReport,
-    ReportFolder,
-    main_report,
-    of_failure,
-    of_proofs,
-)
+from unisono.launcher.final_report import main_report, write_final_report
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, Terminal, is_terminal, open_logs
 from unisono.launcher.process import check_not_nested, ranks_here
@@ -46,7 +42,6 @@ from unisono.variables import (
 )
 from unisono.watch.profiles import ProfileTrace
 from unisono.watch.report import Report
-from unisono.watch.sanitizer.exit_status import STATUS
 from unisono.watch.settings import settings_of
 from unisono.watch.traces import Trace
 
@@ -201,13 +196,12 @@ def run(**given: Any) -> None:
         listener: Listener = Callback() if wanted.capture else Terminal(not wanted.no_prefix)
         crew = Crew(listener, interrupts, values=False, captured=wanted.capture, logs=logs)
         store.listen(crew.selector)
-        keeper, folder, inherited = None, None, []
+        keeper, inherited = None, []
+        folder = own_folder = stack.enter_context(_own_folder())
         is_watched = WATCH.read(os.environ | variables) or SANITIZE.read(os.environ)
         if is_watched:  # the keeper ends after the ranks
-            settings = settings_of()  # an invalid variable is one error, before any rank starts
-            folder = stack.enter_context(ReportFolder(settings.folder))
-            if folder.path:
-                variables[WATCH_FOLDER.name] = folder.path
+            folder = settings_of().folder or own_folder  # one error, before any rank starts
+            variables[WATCH_FOLDER.name] = folder
             notes: dict[int, int] = {}
             how = wanted.traces(notes), notes, wanted.watch_grace_s, crew.give_up
             keeper = RecordKeeper(*how)
@@ -219,18 +213,18 @@ def run(**given: Any) -> None:
         processes = stack.enter_context(here)
         stack.enter_context(crew)
         crew.add(processes)
-        exit_code, text = 0, ""
+        exit_code, text, begun_s = 0, "", time.time()
         try:
             crew.run(wanted.timeout_s, _PATIENCE_S, time.monotonic())
         except KeyboardInterrupt:
             exit_code = 128 + interrupts.noted[0]
         except RanksFailed as error:
             exit_code = _exit_code(error, crew)
-            folder = folder or stack.enter_context(ReportFolder())
+            report = _what_is_known(keeper, crew, main_report(folder, begun_s, crew.ranks))
             is_short = is_terminal(sys.stderr) and not wanted.capture
-            text = _final_report(error, crew, keeper, folder).write(folder.path, is_short)
-        if folder is not None and not text and folder.reports():
-            text = f"unisono: the watch's reports are in {folder.path}; unisono doctor shows them"
+            text = write_final_report(error, crew.ranks, report, folder, is_short)
+        if own_folder and not text and os.listdir(own_folder):
+            text = f"unisono: the watch's reports are in {folder}; unisono doctor shows them"
     if text:
         print(f"\n{text}", file=sys.stderr)
     raise SystemExit(exit_code)
@@ -296,39 +290,35 @@ class _Wanted:
 
 
 def _exit_code(error: RanksFailed, crew: Crew) -> int:
-    if isinstance(error, RanksTimedOut):
-        return _TIMED_OUT_CODE
-    if all(rank.failed_at is None for rank in crew.ranks):  # given up
-        return 1
-    return error.endings[error.first].exit_code or 1
+    have_failed = any(rank.failed_at is not None for rank in crew.ranks)
+    given = error.endings[error.first].exit_code if have_failed else 0
+    return _TIMED_OUT_CODE if isinstance(error, RanksTimedOut) else given or 1
 
 
-def _final_report(
-    error: RanksFailed, crew: Crew, keeper: RecordKeeper | None, folder: ReportFolder
-) -> FinalReport:
-    """What to say once all ranks have ended."""
-    failed = [rank for rank in crew.ranks if rank.failed_at is not None]
-    reports = folder.reports()
-    if failed and all(rank.exit_code == STATUS and rank.failure is None for rank in failed):
-        final = of_proofs(reports, STATUS)
-        if final is not None:
-            return final
-    said = "".join(rank.lines["stderr"].tail for rank in crew.ranks)
-    report = keeper.report if keeper is not None and not failed else None
-    report = report or main_report(reports, said, bool(failed))
-    if report is None and keeper is not None and failed:
-        report = _what_records_say(keeper, crew)
-    return of_failure(error, crew.ranks, report, keeper is not None)
-
-
-def _what_records_say(keeper: RecordKeeper, crew: Crew) -> Report | None:
-    """The verdict on ranks that have failed before they could report."""
+def _what_is_known(keeper: RecordKeeper | None, crew: Crew, saved: Report | None) -> Report | None:
+    """The report for which ranks were given up, else the one that they `saved`, else what the
+    records say of how they ended."""
+    if keeper is None or all(rank.failed_at is None for rank in crew.ranks):
+        return (keeper.report if keeper else None) or saved
     endings = {
         rank.process.group: describe_exit(rank.exit_code)
         for rank in crew.ranks
         if rank.exit_code and rank.process.group is not None
     }
-    return keeper.verdict(endings)
+    return saved or keeper.verdict(endings)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """A new folder for reports, which is removed if it stays empty; "" if none can be made."""
+    folder = ""
+    with contextlib.suppress(OSError):
+        folder = tempfile.mkdtemp(prefix="unisono-reports-")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def check_writable(path: Path) -> None:

@@ -11,7 +11,7 @@ from unisono.launcher.output import Lines, Stream
 from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import Failure
 from unisono.processes import describe_exit, signal_name
-from unisono.watch.stacks import is_users, short_path
+from unisono.watch.stacks import from_faulthandler, is_users
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel does."""
@@ -19,8 +19,7 @@ _HEAD_START_S = 0.02
 _MOST_LINES = 20
 """Lines of captured output in a message."""
 
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-"""As faulthandler writes it."""
+_WATCHING = re.compile(r'/unisono/watch/monitor\.py", line \d+ in _run$', re.MULTILINE)
 
 _NOTE = re.compile(r"^((?:E +)?)unisono\.watch: .*\n(?:\1  .*\n)*", re.MULTILINE)
 """As Python prints it, or as pytest does, with an E before each line."""
@@ -217,8 +216,8 @@ def _what_it_says(ending: RankEnding) -> str:
 
 
 def _readable(stack: str) -> str:
-    """A stack from faulthandler, without our own threads and frames, and without thread numbers."""
-    threads = [thread for thread in stack.rstrip().split("\n\n") if not _is_of_our_thread(thread)]
+    """A stack from faulthandler, without the watch's thread, our frames and thread numbers."""
+    threads = [thread for thread in stack.rstrip().split("\n\n") if not _WATCHING.search(thread)]
     lines = [
         re.sub(r"hread 0x[0-9a-f]+ ", "hread ", line)
         for line in "\n\n".join(threads).splitlines()
@@ -227,22 +226,10 @@ def _readable(stack: str) -> str:
     return "\n".join(lines).strip()
 
 
-def _is_of_our_thread(stack: str) -> bool:
-    """Whether the program has no part in a thread, such as the watch's."""
-    files = _FRAME.findall(stack)
-    is_current = stack.lstrip().startswith("Current thread")
-    return (
-        not is_current
-        and any("/unisono/" in file for file, _, _ in files)
-        and not any(is_users(file) for file, _, _ in files)
-    )
-
-
 def place_of(stack: str) -> str:
     """ " at data.py:41 in load": the program's innermost line in a stack; "" if there is none."""
-    frames = _FRAME.findall(stack.rpartition("Current thread")[2])
-    found = next((frame for frame in frames if is_users(frame[0])), None)
-    return f" at {short_path(found[0])}:{found[1]} in {found[2]}" if found else ""
+    frames = from_faulthandler(stack.rpartition("Current thread")[2])
+    return next((f" at {frame}" for frame in frames if is_users(frame.file)), "")
 
 
 def _indented(text: str) -> str:
