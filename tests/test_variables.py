@@ -37,6 +37,7 @@ BAD = {
     "UNISONO_WATCH_HANG_S": "abc",
     "UNISONO_WATCH_CHECK": "-1",
     "UNISONO_SANITIZE": "perhaps",
+    "UNISONO_PROFILE": "maybe",
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_RECORD_KEEPER": "yes",
@@ -87,6 +88,7 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_WATCH_SIGNAL",
         "UNISONO_WATCH_FOLDER",
         "UNISONO_SANITIZE",
+        "UNISONO_PROFILE",
     ]
     assert all(line.endswith(": it is ignored") for line in lines)
 

@@ -339,6 +339,11 @@ SANITIZE = Variable(
     "1: the sanitizer, which finds what makes numbers wrong, starts with the watch",
     _switch,
 )
+PROFILE = Variable(
+    "UNISONO_PROFILE",
+    "1: the watch notes waits and steps, for the profile that unisono run --profile makes",
+    _switch,
+)
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",
     "the signal that makes a process that holds the GIL report its stack; 0: none",

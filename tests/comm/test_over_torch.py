@@ -62,6 +62,17 @@ def test_a_forked_child_is_told_that_the_group_is_not_its_own(process_group: Any
 
 
 @pytest.mark.ranks(2, backend="gloo")
+def test_reproducible_sums_are_refused_on_gloo(process_group: Any) -> None:
+    comm = resolve()
+    with pytest.raises(ValueError, match="not available on"):
+        comm.all_reduce(torch.ones(3), reproducible=True)
+    with pytest.raises(ValueError, match="not available on"):
+        comm.all_reduce(torch.ones(3), contributions=[torch.ones(3)])
+    comm.all_reduce(whole := torch.ones(3).long(), reproducible=True)
+    assert whole.tolist() == [2, 2, 2]
+
+
+@pytest.mark.ranks(2, backend="gloo")
 def test_one_rank_that_refuses_its_arguments_does_not_leave_the_others_waiting(
     process_group: Any,
 ) -> None:

@@ -275,6 +275,21 @@ def test_a_group_may_have_it_as_its_default(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(4)
+def test_the_plain_functions_have_it(comm: Communicator) -> None:
+    given = contributions(torch.float32, 2000, 9)[:4]
+    mine, result = given[comm.rank], expected(given)
+    assert_same(unisono.all_reduce(mine.clone(), reproducible=True), result, "all_reduce")
+    work: Any = unisono.all_reduce(mine.clone(), async_op=True, reproducible=True)
+    assert_same(work.wait(), result, "asynchronous")
+    leaves = unisono.all_reduce({"a": mine.clone()}, reproducible=True)
+    assert_same(leaves["a"], result, "a structure")
+    got = unisono.reduce(mine, 1, reproducible=True)
+    assert got is None if comm.rank != 1 else torch.equal(got, result)
+    part = unisono.reduce_scatter(mine, reproducible=True)
+    assert_same(part, result.chunk(4)[comm.rank], "reduce_scatter")
+
+
+@pytest.mark.ranks(4)
 def test_what_cannot_be_is_refused_on_every_rank(comm: Communicator) -> None:
     x = torch.ones(4)
 

@@ -47,9 +47,11 @@ def test_a_rank_that_waits_for_a_dead_thread_ends_the_job(program: WriteProgram)
         environment=SOON,
     )
     assert done.returncode == 1, done.stderr
-    error = done.stderr.partition("unisono run: ended 0.5 s after the watch's report")[2]
-    assert "rank 1 never reached all_reduce #1 of group world (program.py:11)" in error
-    said = "rank 1's thread loader raised ValueError (no such sample) at program.py:7 in load"
+    error = done.stderr.partition("unisono run: ")[2]
+    verdict, *_ = error.splitlines()
+    assert verdict.startswith("rank 1 never reached all_reduce #1 of group world (program.py:11)")
+    assert verdict.endswith("; ended 0.5 s after the watch's report (--watch-grace)")
+    said = "thread loader raised ValueError (no such sample) at program.py:7 in load"
     assert said in error
 
 
@@ -62,8 +64,9 @@ def test_a_mismatch_on_gloo_ends_the_job_with_the_report(program: WriteProgram) 
         environment=SOON,
     )
     assert done.returncode == 1, done.stderr
-    error = done.stderr.partition("unisono run: ended 0.5 s after the watch's report")[2]
+    error = done.stderr.partition("unisono run: ")[2]
     first, *rest = error.splitlines()
+    assert first.endswith("; ended 0.5 s after the watch's report (--watch-grace)")
     assert "rank 2 called barrier at program.py:8 where the others called all_reduce" in first
     assert "call #2 of group world" in first
     assert re.search("ranks? .* (was|were) terminated while still running", "\n".join(rest))

@@ -96,6 +96,7 @@ static const struct {
     {"calls that end badly", test_call_failures},
     {"sleepers", test_sleepers},
     {"processes", test_processes},
+    {"processors", test_processors},
 };
 
 int main(int count, char **arguments) {

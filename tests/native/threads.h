@@ -132,6 +132,7 @@ void test_damage(void);
 void test_call_failures(void);
 void test_sleepers(void);
 void test_processes(void);
+void test_processors(void);
 void test_blocks(void);
 
 #endif

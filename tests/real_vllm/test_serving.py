@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,55 @@ def test_the_same_tokens(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "the same tokens" in ended.stdout
+
+
+ENGINE = textwrap.dedent("""
+    import sys
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+    from vllm.config import ParallelConfig
+    from vllm.distributed import utils
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    rank, port = int(sys.argv[1]), int(sys.argv[2])
+    for number in range(2):  # a second one, as after a restart
+        group = utils.stateless_init_torch_distributed_process_group(
+            "127.0.0.1", port + number, rank, 2, "gloo", f"engines {number}",
+            timeout=timedelta(seconds=60),
+        )
+        answers = [
+            ParallelConfig.has_unfinished_dp(group, rank == 0),
+            ParallelConfig.has_unfinished_dp(group, False),
+            ParallelConfig.sync_dp_state(group, rank == 1, False),
+            ParallelConfig.sync_kv_cache_memory_size(group, 10 + rank),
+        ]
+        dist.barrier(group)
+        utils.stateless_destroy_torch_distributed_process_group(group)
+    print(type(group).__name__, group.name(), answers)
+""")
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_the_group_of_data_parallel_engines(replaced: bool) -> None:
+    """vLLM's own functions give the same answers over gloo and over us."""
+    with socket.socket() as one, socket.socket() as next_one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+        next_one.bind(("127.0.0.1", port + 1))
+    environment = os.environ | ({"UNISONO_REPLACE": "gloo"} if replaced else {})
+    engines = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(rank), str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    ended = [engine.communicate(timeout=300) for engine in engines]
+    kind = "UnisonoProcessGroup" if replaced else "ProcessGroup"
+    for out, err in ended:
+        assert out.splitlines()[-1:] == [f"{kind} gloo [True, False, (True, False), 10]"], err

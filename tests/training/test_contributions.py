@@ -14,14 +14,14 @@ from made_up_hosts import world
 from ranks import RankPool, attempt, raised
 from unisono import PeerLost, UnisonoError
 from unisono.comm.communicator import Communicator
-from unisono.training import GradientSync
+from unisono.training import GradientSync, ShardedOptimizer
 
 COUNT, STEPS = 16, 6
 
 
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+def make(width: int = 32) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
     return model, torch.optim.AdamW(model.parameters(), 0.01)
 
 
@@ -75,6 +75,27 @@ def test_the_checkpoint_is_that_of_one_rank(pool: RankPool, ranks: int) -> None:
     assert set(pool.run(train, ranks)) == set(pool.run(train, 1))
 
 
+def train_sharded(comm: Communicator) -> str:
+    """The same for a ShardedOptimizer, whose shares follow the number of ranks, and its norms."""
+    torch.set_num_threads(1)
+    model, _ = make(300)
+    make_inner = torch.optim.AdamW
+    optimizer = ShardedOptimizer(model, make_inner, comm, lr=0.01, contribution_count=COUNT)
+    norms = []
+    for step in range(STEPS):
+        for number in optimizer.contributions():
+            loss_of(model, step, number).backward()
+        norm = optimizer.step(max_norm=1.0)
+        assert norm is not None
+        norms.append(norm.reshape(1))
+    return digest(model, norms)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_sharded_optimizer_has_the_same_bits(pool: RankPool, ranks: int) -> None:
+    assert set(pool.run(train_sharded, ranks)) == set(pool.run(train_sharded, 1))
+
+
 def train_on_hosts(rank: int, size: int, path: str, hosts: str) -> str:
     with world(rank, path, hosts) as comm:
         return train(comm)
@@ -107,3 +128,9 @@ def test_a_wrong_use_is_told(comm: Communicator) -> None:
     error = raised(UnisonoError, sync.finish)
     assert "(on 1 of 4 contributions" in str(error)
     sync.close()
+    model.zero_grad()
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, contribution_count=4)
+    for number in optimizer.contributions():
+        if number:
+            loss_of(model, 0, number).backward()
+    assert "(on 1 of 4 contributions" in str(raised(UnisonoError, optimizer.step))

@@ -981,7 +981,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> 
     done = script.run(before=command)
     assert done.returncode == 128 + signal.SIGABRT
     assert (
-        "unisono.watch: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
+        "unisono run: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
         "killed by SIGABRT after all_reduce #1 (program.py:4)" in done.stderr
     ), done.stderr
 

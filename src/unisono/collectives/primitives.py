@@ -50,6 +50,7 @@ def all_reduce(
     out: StructureT | None = None,
     async_op: bool = False,
     algorithm: Algorithm = None,
+    reproducible: bool | None = None,
 ) -> StructureT | Work[StructureT]:
     """Combine `tensor` over all ranks of `group`, in place: every rank has the result. Return it.
 
@@ -60,6 +61,8 @@ def all_reduce(
     With `out` the result goes there and `tensor` stays as it is. With `async_op` a Work is returned
     at once, whose `wait()` returns the result. `algorithm`, the same on all ranks, is "ring" or
     another name of `unisono.plan.catalog("all_reduce")`, or a Schedule; None: the engine's own.
+    With `reproducible` the bits of a sum do not depend on how the ranks are placed, and with
+    `Communicator.all_reduce(contributions=)` not even on their number; None: `comm.reproducible`.
 
     Raises TypeError on every rank for the mean of integers. Raises ValueError on every rank for an
     unknown algorithm, and, with the path to the difference, if structures differ.
@@ -76,16 +79,16 @@ def all_reduce(
         if out is not None:
             why = "out= takes a tensor: it cannot be used with a structure"
             refuse_type(comm, "all_reduce", why)
-        return structures.all_reduce(comm, tensor, op, async_op, algorithm)
+        return structures.all_reduce(comm, tensor, op, async_op, algorithm, reproducible)
     if op != "sum":
         op = reduction(op, comm, "all_reduce", tensor)
     if out is not None:
         tensor = copy_into(comm, "all_reduce", out, tensor)
-    if async_op:
-        work: Any = comm.all_reduce(tensor, op, async_op=True, algorithm=algorithm)  # type: ignore[arg-type]
-        return ResultWork(work, tensor)
-    comm.all_reduce(tensor, op, algorithm=algorithm)  # type: ignore[arg-type]
-    return tensor
+    given: Any = tensor
+    work: Any = comm.all_reduce(
+        given, op, async_op=async_op, algorithm=algorithm, reproducible=reproducible
+    )
+    return ResultWork(work, tensor) if async_op else tensor
 
 
 @well_formed
@@ -98,10 +101,12 @@ def reduce(
     root: Rank = None,
     out: TensorT | None = None,
     async_op: bool = False,
+    reproducible: bool | None = None,
 ) -> TensorT | Work[TensorT | None] | None:
     """Combine `tensor` over all ranks of `group` by `op` ("sum", "mean", "max" ...). Returns the
     result on rank `dst` (or `root`), in `out` if it is given, and None elsewhere. `tensor` stays as
-    it is. With `async_op` a Work is returned, whose `wait()` returns the same.
+    it is. With `async_op` a Work is returned, whose `wait()` returns the same. `reproducible` is as
+    in `all_reduce`.
 
     Raises TypeError for the mean of integers, ValueError if `dst` is not a rank of the group.
 
@@ -116,10 +121,12 @@ def reduce(
     op = reduction(op, comm, "reduce", tensor)
     dst = check_rank(comm, "reduce", dst, root)
     if comm.rank != dst:
-        given = tensor.contiguous() if isinstance(tensor, _Tensor) else tensor
-        return result_or_work(comm.reduce(given, dst, op, async_op=async_op), async_op, None)
-    result = copy_of(tensor) if out is None else copy_into(comm, "reduce", out, tensor)
-    return result_or_work(comm.reduce(result, dst, op, async_op=async_op), async_op, result)
+        result, given = None, tensor.contiguous() if isinstance(tensor, _Tensor) else tensor
+    else:
+        result = copy_of(tensor) if out is None else copy_into(comm, "reduce", out, tensor)
+        given = result
+    work = comm.reduce(given, dst, op, async_op=async_op, reproducible=reproducible)
+    return result_or_work(work, async_op, result)
 
 
 @well_formed
@@ -277,12 +284,14 @@ def reduce_scatter(
     *,
     out: TensorT | None = None,
     async_op: bool = False,
+    reproducible: bool | None = None,
 ) -> TensorT | Work[TensorT]:
     """Combine `tensors` over all ranks of `group` by `op` ("sum", "mean", "max" ...), and return
     part r of the result on rank r, in `out` if it is given.
 
     `tensors` is a list with a tensor for each rank, or one tensor that is cut evenly along its
     first dimension. With `async_op` a Work is returned, whose `wait()` returns the part.
+    `reproducible` is as in `all_reduce`.
 
     Raises TypeError for the mean of integers, ValueError for tensors that cannot be divided.
 
@@ -299,9 +308,8 @@ def reduce_scatter(
         shape, like = part_shape(comm, "reduce_scatter", tensors), tensors
     op = reduction(op, comm, "reduce_scatter", like)
     output = empty(like, shape) if out is None else out
-    return result_or_work(
-        comm.reduce_scatter(output, tensors, op, async_op=async_op), async_op, output
-    )
+    work = comm.reduce_scatter(output, tensors, op, async_op=async_op, reproducible=reproducible)
+    return result_or_work(work, async_op, output)
 
 
 @overload

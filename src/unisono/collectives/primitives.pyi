@@ -18,6 +18,7 @@ def all_reduce(
     out: StructureT | None = None,
     async_op: _Literal[False] = False,
     algorithm: Algorithm = None,
+    reproducible: bool | None = None,
 ) -> StructureT: ...
 @_overload
 def all_reduce(
@@ -28,6 +29,7 @@ def all_reduce(
     out: StructureT | None = None,
     async_op: _Literal[True],
     algorithm: Algorithm = None,
+    reproducible: bool | None = None,
 ) -> Work[StructureT]: ...
 @_overload
 def all_reduce(
@@ -38,6 +40,7 @@ def all_reduce(
     out: StructureT | None = None,
     async_op: bool,
     algorithm: Algorithm = None,
+    reproducible: bool | None = None,
 ) -> StructureT | Work[StructureT]: ...
 @_overload
 def reduce(
@@ -49,6 +52,7 @@ def reduce(
     root: Rank = None,
     out: TensorT | None = None,
     async_op: _Literal[False] = False,
+    reproducible: bool | None = None,
 ) -> TensorT | None: ...
 @_overload
 def reduce(
@@ -60,6 +64,7 @@ def reduce(
     root: Rank = None,
     out: TensorT | None = None,
     async_op: _Literal[True],
+    reproducible: bool | None = None,
 ) -> Work[TensorT | None]: ...
 @_overload
 def reduce(
@@ -71,6 +76,7 @@ def reduce(
     root: Rank = None,
     out: TensorT | None = None,
     async_op: bool,
+    reproducible: bool | None = None,
 ) -> TensorT | Work[TensorT | None] | None: ...
 @_overload
 def broadcast(
@@ -186,6 +192,7 @@ def reduce_scatter(
     *,
     out: TensorT | None = None,
     async_op: _Literal[False] = False,
+    reproducible: bool | None = None,
 ) -> TensorT: ...
 @_overload
 def reduce_scatter(
@@ -195,6 +202,7 @@ def reduce_scatter(
     *,
     out: TensorT | None = None,
     async_op: _Literal[True],
+    reproducible: bool | None = None,
 ) -> Work[TensorT]: ...
 @_overload
 def reduce_scatter(
@@ -204,6 +212,7 @@ def reduce_scatter(
     *,
     out: TensorT | None = None,
     async_op: bool,
+    reproducible: bool | None = None,
 ) -> TensorT | Work[TensorT]: ...
 @_overload
 def all_to_all(

@@ -49,10 +49,12 @@ def all_reduce(
     op: Any,
     async_op: bool,
     algorithm: str | Schedule | None = None,
+    reproducible: bool | None = None,
 ) -> Any:
     known = reduction(op, comm, "all_reduce")
     tree = _take_apart_alike(comm, "all_reduce", structure, known)
-    call = partial(comm.all_reduce, op=known, async_op=async_op, algorithm=algorithm)
+    options: Any = {"algorithm": algorithm, "reproducible": reproducible}
+    call = partial(comm.all_reduce, op=known, async_op=async_op, **options)
     return _call_in_place(comm, structure, tree, async_op, call)
 
 

@@ -9,50 +9,10 @@ from unisono.errors import name_ranks
 from unisono.plan.sizes import format_seconds
 from unisono.show.pages import Html, build_page, element, elements, panel, table
 from unisono.show.table import name_of
+from unisono.watch.advice import ADVICE
 from unisono.watch.report import CallReport, RankReport, Report
 
 _MOST_STACKS = 4
-
-_ADVICE = {
-    "hang": (
-        "Look at the marked line: that rank must get past it and make the call that the others "
-        "are in, or no rank may make it.",
-        "A branch on the rank, or on data that differs between ranks, must not contain a "
-        "collective call.",
-        "If the rank is only slow (a checkpoint, a first batch), raise the timeout of the group, "
-        "or let all ranks wait for it.",
-    ),
-    "lost": (
-        "Find out why that rank ended: read its traceback or, after SIGKILL, look in the "
-        "kernel's log (dmesg) for an out-of-memory kill.",
-        "The other ranks only report that it is gone; their tracebacks are consequences.",
-    ),
-    "cycle": (
-        "Make all ranks enter the calls in the same order, also calls of different groups.",
-        "If two ranks exchange messages, one must receive first; or use isend and irecv, or "
-        "sendrecv.",
-    ),
-    "mismatch": (
-        "Compare the calls named above: the rank that differs took another branch, or has a "
-        "tensor of another shape or type.",
-        "The last batch of an epoch is often smaller: drop it, or pad it.",
-    ),
-    "apart": (
-        "From that call on this rank is one call ahead of the others, or behind: look for a call "
-        "in a branch that only this rank takes, or skips.",
-        "Call unisono.watch.step() at the start of each iteration to learn in which one it "
-        "happens.",
-    ),
-    "stalled": (
-        "The rank reached the call and did not go on: check whether it is stopped (a debugger, "
-        "Ctrl-Z), swapping, or without a core.",
-    ),
-    "elsewhere": (
-        "Read the reports of the other machines, too: the machine of the missing rank says where "
-        "it is.",
-    ),
-    "failed": ("Read the exception of the rank that failed first; the others follow from it.",),
-}
 
 
 def incident_page(reading: Reading) -> str:
@@ -69,7 +29,7 @@ def _article(report: Report) -> Html:
     others = [rank for rank in report.ranks if rank.rank not in report.culprits and rank.stack]
     stacks = [part for rank in others for part in (element("h3", rank.name()), _stack(rank))]
     summary = element("summary", "Stacks of the other ranks")
-    todo = element("ol", elements("li", _ADVICE.get(report.kind, ())))
+    todo = element("ol", elements("li", ADVICE.get(report.kind, ())))
     return element(
         "article",
         element("p", " · ".join(filter(None, facts)), class_="kicker"),

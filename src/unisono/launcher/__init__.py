@@ -8,6 +8,7 @@ child.py              what runs in a rank's process around the program
 protocol.py           messages between the launching process and its ranks
 output.py             the ranks' output, line by line, with their names
 outcomes.py           from the way ranks ended to an exception
+final_report.py       the last words of `unisono run`: the answer first, the rest in a file
 interrupts.py         signals to the launching process
 guardian.py           ends what ranks have started if the launching process is killed
 record_keeper.py      keeps the records of watched ranks after they end

@@ -9,6 +9,7 @@ import importlib.util
 import linecache
 import os
 import pickle
+import re
 import signal
 import sys
 import traceback
@@ -16,7 +17,7 @@ import types
 from typing import IO, Any
 
 from unisono import variables
-from unisono.errors import GroupAborted, PeerLost, UnisonoError
+from unisono.errors import GroupAborted, GroupError, PeerLost, UnisonoError
 from unisono.failures import causes, shorten
 from unisono.launcher.protocol import (
     FAILED,
@@ -105,7 +106,11 @@ class _ResultPipe:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = any(isinstance(link, (PeerLost, GroupAborted)) for link in causes(error))
-        failure = Failure(exit_code, _summary(error), text, follows)
+        from unisono.watch.stacks import describe_error  # only now: a start must be fast
+
+        is_own = not any(hasattr(link, "report") for link in causes(error))
+        how = describe_error(error, with_text=is_own)
+        failure = Failure(exit_code, _summary(error), text, follows, is_own, how)
         self.send(FAILED, pickle.dumps(failure))
 
 
@@ -242,4 +247,6 @@ def _summary(error: BaseException) -> str:
     report = getattr(error, "report", None)
     if report is not None and (report.kind != "mismatch" or not isinstance(error, UnisonoError)):
         return f"{report.verdict} ({name})"
+    if isinstance(error, GroupError):
+        return re.sub("$", f" ({name})", text, count=1, flags=re.MULTILINE)
     return f"{name}: {text}" if text else name

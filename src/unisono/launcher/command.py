@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +20,9 @@ import click
 from unisono.errors import Misuse, RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher import share
 from unisono.launcher.crew import Crew
+from unisono.launcher.final_report import main_report, write_final_report
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.output import Callback, Listener, Terminal, open_logs
+from unisono.launcher.output import Callback, Listener, Terminal, is_terminal, open_logs
 from unisono.launcher.process import check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
@@ -26,9 +30,20 @@ from unisono.launcher.store import LazyStore
 from unisono.output_files import open_at_once
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
-from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SANITIZE, SITES, WATCH
+from unisono.variables import (
+    BACKEND,
+    PROFILE,
+    RECORD_KEEPER,
+    REPLACE,
+    SANITIZE,
+    SITES,
+    WATCH,
+    WATCH_FOLDER,
+)
+from unisono.watch.profiles import ProfileTrace
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
+from unisono.watch.traces import Trace
 
 _PATIENCE_S = 10.0
 """How long a rank may take to end after SIGTERM before it is killed: time for a checkpoint."""
@@ -120,6 +135,18 @@ class _Seconds(click.FloatRange):
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write a trace of all calls, for chrome://tracing and ui.perfetto.dev. Implies --watch.",
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Say where the time of each step goes: computation, communication hidden and exposed, "
+    "waits for slow ranks (UNISONO_PROFILE=1). Implies --watch.",
+)
+@click.option(
+    "--profile-file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Also write it to FILE: .json, .html, or text. Implies --profile.",
+)
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(**given: Any) -> None:
@@ -136,9 +163,10 @@ def run(**given: Any) -> None:
     variables are set as torchrun sets them. You do not need to choose a port, and several jobs can
     run at once.
 
-    Every line of output is prefixed with the rank's name. If a rank fails, the others are ended and
-    each traceback is shown once. The exit code is that of the first rank to fail (128 + N for
-    signal N), 124 after a timeout.
+    Every line of output is prefixed with the rank's name. If a rank fails, the others are ended. A
+    terminal then shows the cause, and the path of a file with each traceback; anything else gets
+    both. The exit code is that of the first rank to fail (128 + N for signal N), 124 after a
+    timeout.
 
     For several machines use torchrun; unisono works in its programs, too.
     """
@@ -169,11 +197,14 @@ def run(**given: Any) -> None:
         crew = Crew(listener, interrupts, values=False, captured=wanted.capture, logs=logs)
         store.listen(crew.selector)
         keeper, inherited = None, []
+        folder = own_folder = stack.enter_context(_own_folder())
         is_watched = WATCH.read(os.environ | variables) or SANITIZE.read(os.environ)
         if is_watched:  # the keeper ends after the ranks
-            settings_of()  # so that an invalid variable is one error, before any rank starts
-            trace = wanted.trace and wanted.trace.absolute()
-            keeper = RecordKeeper(trace, wanted.watch_grace_s, crew.give_up)
+            folder = settings_of().folder or own_folder  # one error, before any rank starts
+            variables[WATCH_FOLDER.name] = folder
+            notes: dict[int, int] = {}
+            how = wanted.traces(notes), notes, wanted.watch_grace_s, crew.give_up
+            keeper = RecordKeeper(*how)
             stack.enter_context(keeper)
             variables[RECORD_KEEPER.name] = str(keeper.ranks_fd)
             inherited.append(keeper.ranks_fd)
@@ -182,8 +213,19 @@ def run(**given: Any) -> None:
         processes = stack.enter_context(here)
         stack.enter_context(crew)
         crew.add(processes)
-        exit_code, texts = _await_end(crew, wanted.timeout_s, interrupts, keeper)
-    for text in texts:
+        exit_code, text, begun_s = 0, "", time.time()
+        try:
+            crew.run(wanted.timeout_s, _PATIENCE_S, time.monotonic())
+        except KeyboardInterrupt:
+            exit_code = 128 + interrupts.noted[0]
+        except RanksFailed as error:
+            exit_code = _exit_code(error, crew)
+            report = _what_is_known(keeper, crew, main_report(folder, begun_s, crew.ranks))
+            is_short = is_terminal(sys.stderr) and not wanted.capture
+            text = write_final_report(error, crew.ranks, report, folder, is_short)
+        if own_folder and not text and os.listdir(own_folder):
+            text = f"unisono: the watch's reports are in {folder}; unisono doctor shows them"
+    if text:
         print(f"\n{text}", file=sys.stderr)
     raise SystemExit(exit_code)
 
@@ -206,6 +248,8 @@ class _Wanted:
     watch_grace_s: float
     sanitize: bool
     trace: Path | None
+    profile: bool
+    profile_file: Path | None
     program: str
     args: tuple[str, ...]
 
@@ -220,63 +264,61 @@ class _Wanted:
             raise Misuse(f"{self.program} {there}")
         if self.log_dir == "":  # a variable of a script that is not set: not the current folder
             raise Misuse("--log-dir is empty: name a folder, or leave it out")
-        if self.trace is not None:
-            check_writable(self.trace)
+        for path in filter(None, (self.trace, self.profile_file)):
+            check_writable(path)
 
     def variables(self) -> dict[str, str]:
         """What the options say to the ranks by variables. Raises Misuse for an unknown backend."""
-        is_traced = self.trace is not None
+        is_profiled = self.profile or self.profile_file is not None
+        is_traced = self.trace is not None or is_profiled
         wanted = {
             BACKEND.name: None if self.backend is None else _known_backend(self.backend),
             REPLACE.name: self.replace,
             WATCH.name: "1" if self.watch or self.sanitize or is_traced else None,
             SANITIZE.name: "1" if self.sanitize else None,
             SITES.name: "1" if is_traced else None,
+            PROFILE.name: "1" if is_profiled else None,
         }
         return {name: text for name, text in wanted.items() if text is not None}
 
-
-def _await_end(
-    crew: Crew, timeout_s: float | None, interrupts: Interrupts, keeper: RecordKeeper | None
-) -> tuple[int, list[str]]:
-    """The exit code of the command, and what it says once all ranks have ended."""
-    try:
-        crew.run(timeout_s, _PATIENCE_S, time.monotonic())
-    except KeyboardInterrupt:
-        return 128 + interrupts.noted[0], []
-    except RanksTimedOut as error:
-        return _TIMED_OUT_CODE, [f"unisono run: {_reported(crew)}{error}"]
-    except RanksFailed as error:
-        texts = [f"unisono run: {error}"]
-        if all(rank.failed_at is None for rank in crew.ranks):  # given up
-            return 1, texts
-        report = _what_records_say(keeper, crew) if keeper else None
-        if report is not None:
-            texts.insert(0, f"unisono.watch: {report}")
-        return error.endings[error.first].exit_code or 1, texts
-    return 0, []
+    def traces(self, notes: Mapping[int, int]) -> list[Trace]:
+        """What the launcher writes when the ranks have ended, from their records and `notes`."""
+        found = [] if self.trace is None else [Trace(self.trace, from_the_start=True)]
+        if self.profile or self.profile_file is not None:
+            found.append(ProfileTrace(self.profile_file, notes, from_the_start=True))
+        return found
 
 
-def _reported(crew: Crew) -> str:
-    """The verdict that a rank's watch has printed last, as the beginning of a sentence."""
-    printed = (line for rank in crew.ranks for line in rank.lines["stderr"].tail.splitlines())
-    verdicts = [line.partition("unisono.watch: ")[2] for line in printed]
-    return next((f"{verdict}; " for verdict in reversed(verdicts) if verdict), "")
+def _exit_code(error: RanksFailed, crew: Crew) -> int:
+    have_failed = any(rank.failed_at is not None for rank in crew.ranks)
+    given = error.endings[error.first].exit_code if have_failed else 0
+    return _TIMED_OUT_CODE if isinstance(error, RanksTimedOut) else given or 1
 
 
-def _what_records_say(keeper: RecordKeeper, crew: Crew) -> Report | None:
-    """The verdict on ranks that have failed, unless one of them has printed it."""
-    said = (
-        rank.failure.traceback if rank.failure else rank.lines["stderr"].tail for rank in crew.ranks
-    )
-    if any("unisono.watch: " in text or "CollectiveMismatch: " in text for text in said):
-        return None
+def _what_is_known(keeper: RecordKeeper | None, crew: Crew, saved: Report | None) -> Report | None:
+    """The report for which ranks were given up, else the one that they `saved`, else what the
+    records say of how they ended."""
+    if keeper is None or all(rank.failed_at is None for rank in crew.ranks):
+        return (keeper.report if keeper else None) or saved
     endings = {
         rank.process.group: describe_exit(rank.exit_code)
         for rank in crew.ranks
         if rank.exit_code and rank.process.group is not None
     }
-    return keeper.verdict(endings)
+    return saved or keeper.verdict(endings)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """A new folder for reports, which is removed if it stays empty; "" if none can be made."""
+    folder = ""
+    with contextlib.suppress(OSError):
+        folder = tempfile.mkdtemp(prefix="unisono-reports-")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def check_writable(path: Path) -> None:

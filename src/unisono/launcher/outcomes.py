@@ -11,12 +11,15 @@ from unisono.launcher.output import Lines, Stream
 from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import Failure
 from unisono.processes import describe_exit, signal_name
+from unisono.watch.stacks import from_faulthandler, is_users
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel does."""
 
 _MOST_LINES = 20
 """Lines of captured output in a message."""
+
+_WATCHING = re.compile(r'/unisono/watch/monitor\.py", line \d+ in _run$', re.MULTILINE)
 
 _NOTE = re.compile(r"^((?:E +)?)unisono\.watch: .*\n(?:\1  .*\n)*", re.MULTILINE)
 """As Python prints it, or as pytest does, with an E before each line."""
@@ -73,7 +76,12 @@ def ranks_failed(ranks: Sequence[Rank], captured: bool) -> RanksFailed:
     first = min((rank for rank in ranks if rank.failed_at is not None), key=_moment).number
     summary = _summary(ranks[first], endings[first])
     where = f" on {endings[first].host}" if endings[first].host else ""
-    sentence = f"rank {first}{where} failed first, of {name_number(len(ranks), 'rank')}: {summary}"
+    failure = ranks[first].failure
+    if failure is not None and not failure.is_own:  # it says which ranks are to blame
+        sentence = summary.replace("this rank", f"rank {first}{where}")
+    else:
+        of = name_number(len(ranks), "rank")
+        sentence = f"rank {first}{where} failed first, of {of}: {summary}"
     return RanksFailed(_message(sentence, endings, first, captured), first=first, endings=endings)
 
 
@@ -208,13 +216,20 @@ def _what_it_says(ending: RankEnding) -> str:
 
 
 def _readable(stack: str) -> str:
-    """A stack from faulthandler, without our own frames and without thread numbers."""
+    """A stack from faulthandler, without the watch's thread, our frames and thread numbers."""
+    threads = [thread for thread in stack.rstrip().split("\n\n") if not _WATCHING.search(thread)]
     lines = [
         re.sub(r"hread 0x[0-9a-f]+ ", "hread ", line)
-        for line in stack.rstrip().splitlines()
+        for line in "\n\n".join(threads).splitlines()
         if "unisono/launcher/child.py" not in line and 'File "<string>"' not in line
     ]
     return "\n".join(lines).strip()
+
+
+def place_of(stack: str) -> str:
+    """ " at data.py:41 in load": the program's innermost line in a stack; "" if there is none."""
+    frames = from_faulthandler(stack.rpartition("Current thread")[2])
+    return next((f" at {frame}" for frame in frames if is_users(frame.file)), "")
 
 
 def _indented(text: str) -> str:

@@ -121,7 +121,7 @@ class Terminal:
 
     def beginning(self, rank: int, stream: Stream, text: str) -> bool:
         """The beginning of an unfinished line; False if only whole lines are wanted."""
-        if not _is_terminal(_stream(stream)):
+        if not is_terminal(_stream(stream)):
             return False
         self._write(rank, stream, text)
         self._open = (rank, stream)
@@ -151,7 +151,7 @@ class Terminal:
             return ""
         name = f"[rank {rank} on {self._hosts[rank]}]" if self._hosts else f"[rank {rank}]"
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # no-color.org
-        if plain or not _is_terminal(_stream(stream)):
+        if plain or not is_terminal(_stream(stream)):
             return f"{name} "
         return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m "
 
@@ -189,7 +189,8 @@ Listener = Terminal | Callback
 """Where lines go."""
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person reads along."""
     return bool(getattr(stream, "isatty", lambda: False)())
 
 

@@ -42,13 +42,15 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank. `follows`: another rank's end caused it; `exit_code` is the
-    rank's."""
+    """An exception that ended a rank. `follows`: another rank's end caused it; `is_own`: it is not
+    about other ranks; `how` is one line with the program's line; `exit_code` is the rank's."""
 
     exit_code: int
     summary: str
     traceback: str
     follows: bool
+    is_own: bool
+    how: str
 
 
 def nameless_file() -> IO[bytes]:

@@ -12,12 +12,12 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from unisono.comm.shared_memory.record_reader import RecordFollower, read_segment, segment_key
 from unisono.comm.shared_memory.records import Process
 from unisono.comm.shared_memory.segment_listeners import (
+    NOTES,
     REPORT,
     SEGMENT,
     new_socket_pair,
@@ -27,7 +27,7 @@ from unisono.errors import UnisonoError
 from unisono.watch.calls import failed_calls, waits, with_creations
 from unisono.watch.differences import mismatch
 from unisono.watch.hangs import hang
-from unisono.watch.report import Report, from_text
+from unisono.watch.report import Report, from_text, global_culprits
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import Whereabouts
 
@@ -39,12 +39,17 @@ _LEFT_KEPT = 16
 
 
 class RecordKeeper:
-    """A thread that holds the segments of the ranks' groups, and writes their trace if requested.
-    `ranks_fd` is the descriptor that the ranks inherit; `give_up` is called, with the reason and
-    the culprit's rank, `grace_s` after their first report."""
+    """A thread that holds the segments of the ranks' groups, and writes traces of them.
+    `notes` gets the descriptor of each process's waits. `ranks_fd` is the descriptor that the ranks
+    inherit; `give_up` is called, with the reason and the culprit's rank, `grace_s` after their
+    first report."""
 
     def __init__(
-        self, trace: Path | None, grace_s: float, give_up: Callable[[str, int], None]
+        self,
+        traces: Sequence[Trace],
+        notes: dict[int, int],
+        grace_s: float,
+        give_up: Callable[[str, int], None],
     ) -> None:
         self._grace_s = grace_s
         self._give_up = give_up
@@ -53,8 +58,9 @@ class RecordKeeper:
         self.ranks_fd = self._ranks.fileno()
         self._kept: dict[tuple[int, int], int] = {}
         self._tidy_at = 2 * _LEFT_KEPT
-        self._trace = None if trace is None else Trace(trace, from_the_start=True)
-        self._report: Report | None = None
+        self._traces, self._notes = traces, notes
+        self.report: Report | None = None
+        """Of something that cannot resolve by itself."""
         self._give_up_at: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono record keeper", daemon=True)
@@ -64,12 +70,12 @@ class RecordKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The ranks have ended: write the trace."""
+        """The ranks have ended: write the traces."""
         self._stop.set()
         self._thread.join()
         self._receive()
-        self._write_trace()
-        for descriptor in self._kept.values():
+        self._write_traces()
+        for descriptor in (*self._kept.values(), *self._notes.values()):
             os.close(descriptor)
         self._kept.clear()
         self._ours.close()
@@ -92,34 +98,33 @@ class RecordKeeper:
                 return hang(groups, wait, whereabouts)
         return None
 
-    def _write_trace(self) -> None:
-        if self._trace is None:
-            return
-        try:
-            self._trace.write()
-            say = f"the trace is in {self._trace.path}; https://ui.perfetto.dev opens it"
-        except OSError as error:  # how the ranks ended is more important
-            say = f"the trace {self._trace.path} could not be written: {error.strerror}"
-        print(f"unisono: {say}", file=sys.stderr)
+    def _write_traces(self) -> None:
+        for trace in self._traces:
+            try:
+                trace.write()
+                say = trace.written
+            except OSError as error:  # how the ranks ended is more important
+                say = f"the {trace.what} {trace.path} could not be written: {error.strerror}"
+            print(f"unisono: {say}", file=sys.stderr)
 
     def _run(self) -> None:
-        period_s = _PERIOD_S if self._trace is None else _TRACE_PERIOD_S
+        period_s = _TRACE_PERIOD_S if self._traces else _PERIOD_S
         while not self._stop.is_set():
             select.select([self._ours], [], [], period_s)
             self._receive()
-            if self._trace is not None:
-                self._trace.collect()
+            for trace in self._traces:
+                trace.collect()
             if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                 self._give_up_at = None
                 self._pass_on_report()
 
     def _pass_on_report(self) -> None:
         """Give up ranks whose reported problem cannot resolve by itself."""
-        assert self._report is not None
-        ranks = {member.rank: member.global_rank for member in self._report.ranks}
-        culprit = next((ranks.get(rank, rank) for rank in self._report.culprits), -1)
-        after = f"ended {self._grace_s:g} s after the watch's report (--watch-grace)"
-        self._give_up(f"{after}: {self._report}", culprit)
+        assert self.report is not None
+        culprit = next(iter(global_culprits(self.report)), -1)
+        self._give_up(
+            f"ended {self._grace_s:g} s after the watch's report (--watch-grace)", culprit
+        )
 
     def _receive(self) -> None:
         """Receive what the ranks have sent."""
@@ -133,9 +138,11 @@ class RecordKeeper:
             if message[:1] == SEGMENT:
                 for descriptor in descriptors:
                     self._keep(descriptor)
-            elif message[:1] == REPORT and self._report is None:
+            elif message[:1] == NOTES:
+                (self._notes[int(message[1:])],) = descriptors
+            elif message[:1] == REPORT and self.report is None:
                 with contextlib.suppress(UnisonoError):
-                    self._report = from_text(message[1:].decode())
+                    self.report = from_text(message[1:].decode())
                     self._give_up_at = time.monotonic() + self._grace_s
 
     def _keep(self, descriptor: int) -> None:
@@ -145,8 +152,8 @@ class RecordKeeper:
             return
         self._kept[key] = descriptor
         with contextlib.suppress(UnisonoError, OSError):
-            if self._trace is not None:
-                self._trace.follow(descriptor)
+            for trace in self._traces:
+                trace.follow(descriptor)
         if len(self._kept) > self._tidy_at:
             left = [key for key, kept in self._kept.items() if _is_left(kept)]
             for key in left[:-_LEFT_KEPT]:

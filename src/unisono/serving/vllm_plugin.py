@@ -1,4 +1,5 @@
-"""vLLM's plug-in: with UNISONO_VLLM=1 the CPU workers of vLLM talk to each other by unisono.
+"""vLLM's plug-in: with UNISONO_VLLM=1 the CPU workers of vLLM talk to each other by unisono, and
+with UNISONO_REPLACE=gloo so do its data-parallel engines.
 
 vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`).
 """
@@ -6,6 +7,8 @@ vLLM calls `register` in each of its processes (entry point `vllm.general_plugin
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
+from typing import Any
 
 from unisono import variables
 
@@ -16,20 +19,47 @@ _is_registered = False
 
 
 def register() -> None:
-    """Have vLLM's CPU platform make our communicator. Does nothing unless UNISONO_VLLM=1, and only
-    says why with another vLLM or on another platform."""
+    """Do what UNISONO_VLLM and UNISONO_REPLACE ask for. Does nothing without them, and only says
+    why with another vLLM or on another platform."""
     global _is_registered
-    if _is_registered or not variables.VLLM.read_or_warn():
+    asked = {
+        "UNISONO_VLLM=1": variables.VLLM.read_or_warn(),
+        "UNISONO_REPLACE=gloo": variables.REPLACE.read_or_warn() == "gloo",
+    }
+    if _is_registered or not any(asked.values()):
         return
     _is_registered = True
-    from vllm.platforms import current_platform
     from vllm.version import __version__
 
-    platform = type(current_platform)
     if not __version__.startswith(TRIED):
+        what = " and ".join(name for name, is_set in asked.items() if is_set)
         why = f"it was tried with {', '.join(version + 'x' for version in TRIED)}"
-        _log.warning("UNISONO_VLLM=1 leaves vLLM %s as it is: %s", __version__, why)
-    elif not current_platform.is_cpu():
-        _log.warning("UNISONO_VLLM=1 leaves vLLM as it is: it does not run on CPUs here")
-    else:
-        platform.get_device_communicator_cls = classmethod(lambda cls: COMMUNICATOR)
+        _log.warning("%s: vLLM %s is left as it is: %s", what, __version__, why)
+        return
+    if asked["UNISONO_REPLACE=gloo"]:
+        from vllm.distributed import utils
+
+        utils.init_gloo_process_group = group_outside_the_world
+    if asked["UNISONO_VLLM=1"]:
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            chosen = classmethod(lambda cls: COMMUNICATOR)
+            type(current_platform).get_device_communicator_cls = chosen
+        else:
+            _log.warning("UNISONO_VLLM=1 leaves vLLM as it is: it does not run on CPUs here")
+
+
+def group_outside_the_world(
+    prefix_store: Any, group_rank: int, group_size: int, timeout: timedelta
+) -> Any:
+    """What vLLM makes of torch's ProcessGroupGloo for engines that are not in one torch world."""
+    from unisono.comm.communicator import Communicator
+    from unisono.torch_backend.creation import group_over
+
+    comm = Communicator.join(
+        "vllm engines", group_rank, group_size, prefix_store, timeout_s=timeout.total_seconds()
+    )
+    group = group_over(comm, prefix_store)
+    group.shown_name = "gloo"
+    return group

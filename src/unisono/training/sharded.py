@@ -4,8 +4,8 @@ share, and an all_gather of the parameters: the bytes of one all_reduce."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +16,14 @@ from unisono.comm.work import Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training import buckets
 from unisono.training.clipping import clip_grad_norm
+from unisono.training.contributions import share_of_contributions
 from unisono.training.deferral import defer_signals
 from unisono.training.memory import zeros_for
 from unisono.world.world import resolve
+
+_BLOCK = 256
+"""With contributions, shares are whole blocks: an optimizer may round the last few elements of a
+share, which fill no vector, differently; and norms are taken block by block."""
 
 
 @dataclass
@@ -33,6 +38,8 @@ class _Row:
     views: list[torch.Tensor]  # of the gradients
     share: torch.nn.Parameter
     absent: torch.Tensor
+    given: list[torch.Tensor] = field(default_factory=list)  # the gradients of each contribution
+    lacks: list[torch.Tensor] = field(default_factory=list)  # and which it does not have
 
     def load(self, comm: Communicator) -> None:
         """Collect the gradients in one row; views of it are already there. Take over new values of
@@ -52,6 +59,25 @@ class _Row:
             elif gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
                 view.copy_(gradient)
                 parameter.tensor.grad = view
+        self.lacks.append(self.absent.clone())
+
+    def keep(self, comm: Communicator) -> None:
+        """The gradients are those of one contribution."""
+        self.load(comm)
+        self.given.append(self.gradients.clone())
+        for parameter in self.parameters:
+            parameter.tensor.grad = None
+
+    def norm(self, comm: Communicator) -> torch.Tensor:
+        """The norm of all ranks' shares of the gradients, block by block."""
+        assert self.share.grad is not None
+        mine = torch.linalg.vector_norm(
+            self.share.grad.view(-1, _BLOCK), dim=1, dtype=torch.float64
+        )
+        comm.all_gather(norms := mine.new_empty(comm.size * len(mine)), mine)
+        blocks = -(-sum(part.numel() for part in self.parts) // _BLOCK)
+        result: torch.Tensor = torch.linalg.vector_norm(norms[:blocks])
+        return result
 
 
 class ShardedOptimizer:
@@ -62,7 +88,9 @@ class ShardedOptimizer:
     options, as for torch's optimizers; `make` is called with this rank's shares. Construction is
     collective, and copies the parameters of rank `src` to all ranks (not with `src=None`). `unused`
     is as in GradientSync, except that with "zero" a parameter without a gradient on any rank is
-    updated, too, with zero. It averages the gradients itself: do not use GradientSync or DDP.
+    updated, too, with zero. It averages the gradients itself: do not use GradientSync or DDP. A
+    `contribution_count` is as in GradientSync, with `contributions()`: the same parameters on any
+    number of ranks.
 
     `inner` is the optimizer of this rank's shares; pass it to schedulers. Raises ValueError, on
     every rank, if the ranks' parameters or groups differ.
@@ -84,15 +112,21 @@ class ShardedOptimizer:
         *,
         unused: str = "error",
         src: int | None = 0,
+        contribution_count: int | None = None,
         **options: Any,
     ) -> None:
         buckets.check_options(1, unused, "mean")
         self._comm = resolve(group)
-        self._unused = unused
+        self._unused, self._contribution_count = unused, contribution_count
+        self._own: range | None = None
+        if contribution_count is not None:
+            self._own = share_of_contributions(contribution_count, self._comm)
+        block = 1 if self._own is None else _BLOCK
         groups = _groups_of(parameters)
         everything = [parameter for members, _ in groups for parameter in members]
         lengths = [len(members) for members, _ in groups]
-        buckets.check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
+        alike = f"{unused=}, {contribution_count=}, groups of {lengths}"
+        buckets.check_the_same_everywhere(self._comm, everything, alike)
         if not everything:
             raise ValueError("no parameter requires a gradient")
         if len({id(parameter.tensor) for parameter in everything}) < len(everything):
@@ -101,7 +135,8 @@ class ShardedOptimizer:
         shares: list[dict[str, Any]] = []
         with outlasting_inference_mode():
             for members, own in groups:
-                rows = [_make_row(self._comm, alike) for alike in buckets.group_alike(members)]
+                kinds = buckets.group_alike(members)
+                rows = [_make_row(self._comm, kind, block) for kind in kinds]
                 self._rows += rows
                 shares.append({"params": [row.share for row in rows], **own})
             for row in self._rows if src is not None else ():
@@ -112,6 +147,34 @@ class ShardedOptimizer:
     def param_groups(self) -> list[dict[str, Any]]:
         """Those of `inner`: change `lr` here."""
         return self.inner.param_groups
+
+    def contributions(self) -> Iterator[int]:
+        """Yield the numbers of this rank's micro-batches of a step, out of `contribution_count`.
+
+        Raises ValueError without a `contribution_count`.
+
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = unisono.training.ShardedOptimizer(
+        ...     [weight], torch.optim.SGD, contribution_count=4, lr=1.0
+        ... )
+        >>> for number in optimizer.contributions():
+        ...     (weight * number).sum().backward()
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([-1.5000])
+        """
+        if self._own is None:
+            raise ValueError("contributions() needs an optimizer with contribution_count=")
+        self._start_over()
+        for number in self._own:
+            yield number
+            with outlasting_inference_mode():
+                for row in self._rows:
+                    row.keep(self._comm)
+
+    def _start_over(self) -> None:
+        for row in self._rows:
+            row.given, row.lacks = [], []
 
     @outlasting_inference_mode()
     def step(self, max_norm: float | None = None) -> torch.Tensor | None:
@@ -133,19 +196,23 @@ class ShardedOptimizer:
         tensor([-1.5000, -1.5000])
         """
         works = []
+        if self._own is None:
+            self._start_over()
         for row in self._rows:
-            row.load(self._comm)
             assert row.share.grad is not None
+            gradients: Any = {"contributions": row.given}
+            absent: Any = {"contributions": row.lacks}
+            if self._own is None:
+                row.load(self._comm)
+                gradients, absent = {"input": row.gradients}, {}
             works += [
-                self._comm.all_reduce(row.absent, async_op=True),
-                self._comm.reduce_scatter(row.share.grad, row.gradients, "avg", async_op=True),
+                self._comm.all_reduce(row.absent, async_op=True, **absent),
+                self._comm.reduce_scatter(row.share.grad, op="avg", async_op=True, **gradients),
             ]
         _wait_for(works)
         if self._unused == "error":
-            buckets.check_used(self._missing(), self._comm)
-        norm = None
-        if max_norm is not None:
-            norm = clip_grad_norm([row.share for row in self._rows], max_norm, self._comm)
+            buckets.check_used(self._missing(), self._comm, self._contribution_count)
+        norm = None if max_norm is None else self._clip(max_norm)
         with defer_signals():  # a share that is updated here must reach all ranks
             self.inner.step()
             gathers = [
@@ -156,11 +223,24 @@ class ShardedOptimizer:
         mark_written(parameter.tensor for row in self._rows for parameter in row.parameters)
         return norm
 
+    def _clip(self, max_norm: float) -> torch.Tensor:
+        shares = [row.share for row in self._rows]
+        if self._own is None:
+            return clip_grad_norm(shares, max_norm, self._comm)
+        norms = torch.stack([row.norm(self._comm) for row in self._rows])
+        norm: torch.Tensor = torch.linalg.vector_norm(norms)
+        torch.nn.utils.clip_grads_with_norm_(shares, max_norm, norm)
+        return norm
+
     def _missing(self) -> list[buckets.MissingGradient]:
         return [
-            buckets.MissingGradient(parameter, round(ranks), parameter.tensor.grad is None)
+            buckets.MissingGradient(
+                parameter, round(ranks), any(bool(each[index]) for each in row.lacks)
+            )
             for row in self._rows
-            for parameter, ranks in zip(row.parameters, row.absent.tolist(), strict=True)
+            for index, (parameter, ranks) in enumerate(
+                zip(row.parameters, row.absent.tolist(), strict=True)
+            )
             if ranks
         ]
 
@@ -225,10 +305,10 @@ def _groups_of(parameters: Any) -> list[tuple[list[buckets.NamedParameter], dict
     return groups
 
 
-def _make_row(comm: Communicator, parameters: list[buckets.NamedParameter]) -> _Row:
+def _make_row(comm: Communicator, parameters: list[buckets.NamedParameter], block: int) -> _Row:
     first = parameters[0].tensor
     sizes = [parameter.tensor.numel() for parameter in parameters]
-    length = -(-sum(sizes) // comm.size)
+    length = -(-sum(sizes) // (comm.size * block)) * block
     whole = zeros_for(comm, length * comm.size, first.dtype, first.device)
     gradients = zeros_for(comm, length * comm.size, first.dtype, first.device)
     parts, views = [], []

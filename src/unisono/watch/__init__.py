@@ -18,6 +18,7 @@ periods.py                    the steps of a program, found from its calls' own 
 absent.py                     ranks that do not come when a group is made
 slow.py, garbage.py           a rank for which the others wait repeatedly; or for garbage collection
 report.py, failure.py         reports: text, saving and loading; the report of an exception
+advice.py                     what to do about a report
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
 memory_files.py               anonymous files of watched processes
@@ -26,6 +27,10 @@ torch_group.py, attach.py     a torch process group that records, and how it is 
 summaries.py                  counts, times, who is late
 tracing.py, traces.py         a trace: what it follows; Chrome's and Perfetto's format
 host_traces.py                its parts, from host to host, and their clocks
+waits.py                      when this rank waits, and when its steps begin
+profiles.py                   where the time of steps goes
+profile_advice.py             what to do about it
+profile_views.py              a profile as text, JSON and HTML
 top.py                        the running jobs of this user, rank by rank
 command.py                    `unisono top`: the jobs in a terminal
 debug.py                      torch's and NCCL's own debug settings
@@ -56,6 +61,7 @@ from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
 from unisono.watch.summaries import Summary, summarise
+from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import Whereabouts
 
 __all__ = [
@@ -64,6 +70,7 @@ __all__ = [
     "Summary",
     "is_on",
     "load",
+    "profile",
     "reports",
     "sanitize",
     "start",
@@ -74,10 +81,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from unisono.watch.profiles import Profile
     from unisono.watch.sanitizer.session import SanitizerSession
+    from unisono.watch.waits import WaitNotes
 
 Answer = TypeVar("Answer")
 _session: SanitizerSession | None = None
+_waits: WaitNotes | None = None
 _monitor: Monitor | None = None
 _detach: Callable[[], None] | None = None
 """Undoes `attach`."""
@@ -127,6 +137,8 @@ def _start(settings: WatchSettings) -> None:
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         _watch_torch()
+    if settings.profile:
+        _note_waits()
     _answer_other_hosts(
         {
             RECORDS: Answers().tell,
@@ -151,6 +163,7 @@ def stop() -> None:
     compare_shapes(by_default=False)
     native.keep_sites(False)
     steps.stop_counting()
+    _stop_noting()
     _leave_sanitizer()
     atexit.unregister(_at_exit)
     if monitor is not None:
@@ -179,6 +192,8 @@ def _watch_torch() -> None:
         settings = _monitor.settings
         steps.count_training_steps()
         attach(settings.check, _explain, _before_leaving, _follow_group)
+        if _waits is not None:
+            _waits.watch_torch()
         if settings.sanitize:
             _sanitize()
         _detach = detach
@@ -187,6 +202,8 @@ def _watch_torch() -> None:
 def _follow_group(group: Any) -> None:
     if _session is not None:
         _session.follow(group)
+    if _waits is not None:
+        _waits.follow(group)
 
 
 def is_on() -> bool:
@@ -333,12 +350,62 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         start()
     monitor = _monitor
     assert monitor is not None
-    monitor.tracing.begin(path)
-    try:
+    with monitor.tracing.during(Trace(path)):
         yield
+
+
+@contextlib.contextmanager
+def profile(path: str | os.PathLike[str] | None = None) -> Iterator[list[Profile]]:
+    """Find out where the time of the steps inside the `with` block goes: computation,
+    communication that was hidden and exposed, waits for slow ranks. All ranks enter it. After the
+    block the list has a Profile on the lowest rank, and is empty on the others; `path` is a file
+    for it (.json, .html, or text). A file that cannot be written is a warning. It ends a trace.
+
+    Steps begin at `unisono.watch.step()`, else with the forward passes of DDP or the steps of
+    optimizers, else they are found from the period of the calls.
+
+    Raises UnisonoError if the file's folder does not exist.
+
+    >>> with unisono.watch.profile() as profiles:
+    ...     for _ in range(5):
+    ...         unisono.watch.step()
+    ...         comm.all_reduce(torch.ones(1000))
+    >>> for profile in profiles:  # one, on rank 0
+    ...     print(profile)
+    medians of ...
+    >>> unisono.watch.stop()
+    """
+    from unisono.watch.profiles import ProfileTrace
+
+    found: list[Profile] = []
+    was_noting = _waits is not None
+    if _monitor is None:
+        start()
+    monitor = _monitor
+    assert monitor is not None
+    trace = ProfileTrace(path, {}, found.append)
+    _note_waits()
+    try:
+        with monitor.tracing.during(trace):
+            yield found
     finally:
-        if _monitor is monitor:  # else `stop` has ended the trace
-            monitor.tracing.end()
+        if not was_noting:
+            _stop_noting()
+
+
+def _note_waits() -> None:
+    global _waits
+    if _waits is None:
+        from unisono.watch.waits import WaitNotes
+
+        _waits = WaitNotes()
+
+
+def _stop_noting() -> None:
+    global _waits
+    waits, _waits = _waits, None
+    if waits is not None:
+        waits.close()
 
 
 def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:
@@ -354,9 +421,14 @@ def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:
 
 
 def _report_of_failure(error: GroupError) -> Report | None:
+    """The report that an exception carries. A mismatch is logged at once: the exception may be
+    shown much later."""
     report = _ask(lambda monitor: report_of_error(error, monitor.sight.where))
     if report is not None and _monitor is not None:
         _monitor.journal.save(report, "raised")
+        here = [call is not None for call in getattr(error, "calls", ())]
+        if True in here and error.rank == here.index(True):
+            _logger.warning("unisono.watch: %s", report)
     return report
 
 
@@ -387,10 +459,9 @@ def _at_exit() -> None:
         stop()
         if has_proof:
             from unisono.watch.sanitizer import exit_status
-            from unisono.watch.sanitizer.session import STATUS
 
             if not exit_status.has_failed():
-                exit_status.end_with(STATUS)
+                exit_status.end_with(exit_status.STATUS)
 
 
 def _forget() -> None:

@@ -209,6 +209,12 @@ def from_text(text: str, origin: str = "this") -> Report:
         raise UnisonoError(f"{origin} is not a report of unisono") from error
 
 
+def global_culprits(report: Report) -> list[int]:
+    """The ranks that a report names, by their global ranks."""
+    ranks = {member.rank: member.global_rank for member in report.ranks}
+    return [ranks.get(rank, rank) for rank in report.culprits]
+
+
 # -- what led to it ------------------------------------------------------------------------------
 
 

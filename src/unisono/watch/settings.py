@@ -21,13 +21,15 @@ HANG_S = 30.0
 class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
     peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
-    reports are saved, "" for nowhere. `sanitize`: start the sanitizer, too."""
+    reports are saved, "" for nowhere. `sanitize`: start the sanitizer, too. `profile`: note
+    waits."""
 
     hang_s: float = HANG_S
     check: bool = False
     stack_signal: int = DEFAULT_SIGNAL
     folder: str = ""
     sanitize: bool = False
+    profile: bool = False
 
 
 def settings_of(
@@ -66,9 +68,11 @@ def settings_of(
             raise UnisonoError(problem) from None
         _log.warning("%s: reports are not saved", problem)
         folder = ""
-    return WatchSettings(hang_s, check, stack_signal, folder, read(variables.SANITIZE, False))
+    more = read(variables.SANITIZE, False), read(variables.PROFILE, False)
+    return WatchSettings(hang_s, check, stack_signal, folder, *more)
 
 
 def is_wanted() -> bool:
     """Whether the environment asks for the watch."""
-    return variables.WATCH.read_or_warn() or variables.SANITIZE.read_or_warn() or False
+    wishes = variables.WATCH, variables.SANITIZE, variables.PROFILE
+    return any(variable.read_or_warn() for variable in wishes)

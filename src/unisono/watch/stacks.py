@@ -174,12 +174,12 @@ def _was_raised(future: Future[Any] | None, begin: int) -> bool:
     return error is not None and id(error.__traceback__) != begin
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException, with_text: bool = True) -> str:
     """ "raised ValueError (no such file) at data.py:41 in load" """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_users(frame.filename)] or frames[-1:]
     at = f" at {short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
-    text = str(error).strip().partition("\n")[0][:100]
+    text = str(error).strip().partition("\n")[0][:100] if with_text else ""
     return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"
 
 

@@ -35,6 +35,8 @@ _size = 0
 """Of the groups of these DDPs; _MIXED if models in small groups came before one in a larger."""
 phase = ""
 """The part of an iteration that the program is in: data, forward, backward or optimizer."""
+on_step: Callable[[], object] | None = None
+"""Called when a thread begins its next step."""
 
 
 def mark() -> None:
@@ -120,6 +122,8 @@ def _count(*_: Any) -> None:
     global are_counted
     are_counted = True
     native.count_step()
+    if on_step is not None:
+        on_step()
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _CODES = _codes()
 _UNKNOWN = 0xFF | 8 << 8 | 1 << 16
 
 # The argument with what this rank sends (or receives, if it sends nothing), by torch's names.
-_COLLECTIVES: dict[str, tuple[Operation, int]] = {
+COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "allreduce": (Operation.ALL_REDUCE, 0),
     "allreduce_coalesced": (Operation.ALL_REDUCE, 0),
     "broadcast": (Operation.BROADCAST, 0),
@@ -112,13 +112,22 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._splits: deque[tuple[int, PairSizes]] = deque(maxlen=_SPLITS_KEPT)
         self._flying: deque[tuple[int, Any, float]] = deque()  # since when: of messages
         self._mark: _Mark | None = None
-        methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
+        methods: dict[str, Any] = {name: getattr(inner, name, None) for name in COLLECTIVES}
         self._numbers = itertools.count(1)
         # What every call needs, in one attribute: to look one up takes a tenth of a microsecond.
         how = ledger.begin_given, ledger.end, check, self._queues
-        self._parts = methods, self._flying, self._numbers, *how
+        self._parts: Any = methods, self._flying, self._numbers, *how, None
+        self.choose_path()
         self._name = inner.group_name
         self._description = inner.group_desc
+
+    notes_ends = False
+    """Whether the end of a call is recorded as it ends, by its Future, not when somebody looks."""
+
+    def choose_path(self) -> None:
+        """Follow works from now on as `notes_ends` says."""
+        notes = self.notes_ends and not self._queues
+        self._parts = *self._parts[:-1], self._note_end if notes else self._flying.append
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -221,6 +230,15 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if report is not None:
             error.report = report  # type: ignore[attr-defined]
             error.add_note(f"unisono.watch: {report}")
+
+    def _note_end(self, entry: tuple[int, Any, float]) -> None:
+        record = entry[0]
+        try:
+            future = entry[1].get_future()
+        except RuntimeError:  # it has none
+            self._flying.append(entry)
+        else:
+            future.add_done_callback(lambda _: self._end(record, _OVER))
 
     def _follow_queue(self, record: int, work: Any) -> None:
         """The call has finished when the GPU is done; nccl returns no work for a blocking call. A
@@ -333,7 +351,7 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
     is_split = operation == Operation.ALL_TO_ALL
 
     def method(self: WatchedProcessGroup, *given: Any, **named: Any) -> Any:
-        methods, flying, numbers, begin, end, checks, queues = self._parts
+        methods, flying, numbers, begin, end, checks, queues, follow = self._parts
         try:
             while flying and not queues:  # do not query a GPU in the middle of its work
                 entry = flying.popleft()
@@ -371,14 +389,14 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
         elif work is None or blocks:
             end(record, _OK)
         else:
-            flying.append((record, work, 0.0))
+            follow((record, work, 0.0))
         return None if blocks else work
 
     method.__name__ = method.__qualname__ = name
     return method
 
 
-for _name, (_operation, _at) in _COLLECTIVES.items():
+for _name, (_operation, _at) in COLLECTIVES.items():
     if hasattr(dist.ProcessGroup, _name):
         setattr(WatchedProcessGroup, _name, _forward(_name, int(_operation), _at))
 never_compiled(WatchedProcessGroup)

@@ -36,10 +36,13 @@ _logger = logging.getLogger("unisono")
 
 class Trace:
     """Follows groups and collects their records. Calls that finished before the trace started do
-    not count, unless `from_the_start`."""
+    not count, unless `from_the_start`. `what` names its file, `written` says where that is."""
+
+    what = "trace"
 
     def __init__(self, path: str | os.PathLike[str], *, from_the_start: bool = False) -> None:
         self.path = Path(path).absolute()
+        self.written = f"the trace is in {self.path}; https://ui.perfetto.dev opens it"
         self._from_the_start = from_the_start
         self._begin_s, self._begin_unix_s = time.monotonic(), time.time()
         self._records: dict[tuple[Segment, int, int], Record] = {}
@@ -131,18 +134,28 @@ class Trace:
         pids = {member.pid for group in self._groups.values() for member in group.ranks}
         return sorted(pids - {os.getpid()})
 
+    def groups(self) -> list[GroupRecords]:
+        """The groups, with the records that were collected."""
+        made: dict[tuple[Segment, int], list[Record]] = {}
+        for (segment, rank, _), record in self._records.items():
+            made.setdefault((segment, rank), []).append(record)
+        return [
+            replace(
+                group,
+                ranks=tuple(
+                    replace(member, records=tuple(made.get((segment, member.rank), ())))
+                    for member in group.ranks
+                ),
+            )
+            for segment, group in self._groups.items()
+        ]
+
     def send(self, hosts: HostTraces) -> bool:
         """Read what is left and send it to the host that writes; returns whether it was
         accepted."""
         self.collect(to_the_end=True)
-        made: dict[tuple[Segment, int], list[Record]] = {}
-        for (segment, rank, _), record in self._records.items():
-            made.setdefault((segment, rank), []).append(record)
         members = [
-            replace(group, ranks=(replace(member, records=tuple(made.get(key, ()))),))
-            for segment, group in self._groups.items()
-            for member in group.ranks
-            for key in [(segment, member.rank)]
+            replace(group, ranks=(member,)) for group in self.groups() for member in group.ranks
         ]
         return hosts.send(members, sum(self._dropped.values()))
 

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from unisono.comm.shared_memory.record_reader import segments_of
 from unisono.comm.shared_memory.segment_listeners import listeners
@@ -34,10 +34,9 @@ class Tracing:
         self._hosts = HostTraces(0)
         self._follow_again_s = 0.0
 
-    def begin(self, path: str | os.PathLike[str]) -> None:
+    def begin(self, trace: Trace) -> None:
         """Collect records from now on."""
         self.end()
-        trace = Trace(path)
         self._begun += 1
         self._hosts = HostTraces(self._begun)
         _follow(trace, [os.getpid()], is_new=False)
@@ -45,6 +44,16 @@ class Tracing:
         _follow(trace, trace.peers(), is_new=False)
         self._trace = trace  # from here on `collect` does something
         listeners.append(self._follow_new)
+
+    @contextlib.contextmanager
+    def during(self, trace: Trace) -> Iterator[None]:
+        """Collect records in a block, and write the trace after it."""
+        self.begin(trace)
+        try:
+            yield
+        finally:
+            if self._trace is trace:  # else something else has ended it
+                self.end()
 
     def collect(self) -> bool:
         """Read new records, and look for new groups; returns whether there is a trace."""
@@ -85,7 +94,7 @@ class Tracing:
                 trace.write(missing)
             except OSError as error:
                 why = trace.path, error.strerror
-                _logger.warning("unisono: the trace %s could not be written: %s", *why)
+                _logger.warning("unisono: the %s %s could not be written: %s", trace.what, *why)
             if missing:
                 _logger.warning("unisono: the trace does not include %s", " and ".join(missing))
         else:

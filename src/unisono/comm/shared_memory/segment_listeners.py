@@ -1,5 +1,6 @@
 """What is told of each new group's segment: the listeners of this process, and the launcher,
-which gives its ranks a socket for a copy of every segment's descriptor, and the watch's reports."""
+which gives its ranks a socket for copies of descriptors, of every segment and of notes of waits,
+and for the watch's reports."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 SEGMENT = b"S"
 REPORT = b"R"
+NOTES = b"N"
 _LONGEST = 1 << 16
 
 listeners: list[Callable[[int], None]] = []
@@ -29,6 +31,11 @@ def announce_segment(descriptor: int) -> None:
     _send(SEGMENT, [descriptor])
     for listener in tuple(listeners):
         listener(descriptor)
+
+
+def send_notes(descriptor: int) -> None:
+    """Give the launcher this process's notes of its waits."""
+    _send(NOTES + str(os.getpid()).encode(), [descriptor])
 
 
 def tell_launcher(report: str) -> bool:

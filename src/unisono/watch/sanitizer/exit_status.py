@@ -9,6 +9,8 @@ import os
 import sys
 from typing import Any, NoReturn
 
+STATUS = 3
+"""Of a program that ends well although its numbers are proven wrong."""
 _asked: list[Any] = []
 
 

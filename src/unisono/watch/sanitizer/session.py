@@ -19,8 +19,6 @@ from unisono.watch.sanitizer.reductions import FollowedDDP, Reductions
 from unisono.watch.sanitizer.replicas import Replicas
 from unisono.watch.sanitizer.verdicts import Discrepancy, Judgement
 
-STATUS = 3
-"""The exit status of a program whose numbers are proven wrong."""
 _END_S = 5.0
 _torch: Any = c10d
 Tell = Callable[[Report], object]

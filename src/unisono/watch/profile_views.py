@@ -1,0 +1,125 @@
+"""Profiles as text, JSON and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from unisono.output_files import write_text
+from unisono.show import pages, shapes
+from unisono.show.table import Column, name_of, to_json
+from unisono.watch.profiles import CallProfile, Piece, Profile, StepProfile
+
+_WIDTH, _LEFT, _ROW = 960.0, 60.0, 34.0
+_SOURCES = {
+    "marks": "steps are marked",
+    "calls": "steps found from the period of the calls",
+    "": "no steps found: unisono.watch.step() marks them",
+}
+
+
+def _ms(name: str) -> Column:
+    field = name.replace(" ", "_") + "_s"
+    return Column(f">{name} ms", lambda row: f"{getattr(row, field) * 1e3:.2f}")
+
+
+def _share(name: str) -> Column:
+    def show(row: StepProfile) -> str:
+        return f"{getattr(row, name + '_s') / row.wall_s:.0%}" if row.wall_s else ""
+
+    return Column(">%", show)
+
+
+_LOST_TO = Column("<for", lambda row: f"rank {row.lost_to}" if row.lost_to >= 0 else "")
+RANKS = (
+    Column(">rank", lambda row: str(row.rank)),
+    *(Column(">steps", lambda row: str(row.step)), _ms("wall"), _ms("computation")),
+    *(_ms("hidden"), _share("hidden"), _ms("exposed"), _share("exposed"), _ms("lost"), _LOST_TO),
+)
+CALLS = (
+    Column("<group", lambda row: row.group[:13]),
+    Column("<call", lambda row: row.operation),
+    Column(">bytes", lambda row: f"{row.bytes:,}"),
+    Column("<", lambda row: "blocking" if row.is_blocking else "overlapped"),
+    Column(">a step", lambda row: f"{row.count:.3g}"),
+    *(_ms("duration"), _ms("hidden"), _ms("exposed"), _ms("lost"), _LOST_TO),
+    Column("<line", lambda row: row.line),
+)
+
+
+def to_text(profile: Profile) -> str:
+    """Both tables, and the advice."""
+    parts = [
+        f"medians of each rank's steps ({_SOURCES[profile.steps_from]})",
+        _table(RANKS, profile.typical),
+        "\nmeans of a step and rank",
+        _table(CALLS, profile.calls),
+        *(f"\n{sentence}" for sentence in profile.advice),
+    ]
+    return "\n".join(parts)
+
+
+def _table(columns: Iterable[Column], rows: Iterable[StepProfile | CallProfile]) -> str:
+    cells = [[name_of(column.heading), *map(column.show, rows)] for column in columns]
+    sides = [">" if column.heading.startswith(">") else "<" for column in columns]
+    widths = [max(map(len, column)) for column in cells]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in zip(*cells, strict=True)
+    )
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write it to a file, by its suffix: .json, .html, otherwise text. Raises OSError."""
+    views: dict[str, Callable[[Profile], str]] = {".json": to_json, ".html": to_html}
+    write_text(path, views.get(path.suffix, to_text)(profile) + "\n")
+
+
+def to_html(profile: Profile) -> str:
+    """One page: advice, tables and the timeline of a typical step."""
+    body = [
+        pages.element("h1", "Where the time of a step goes"),
+        pages.panel("Advice", pages.element("ul", pages.elements("li", profile.advice))),
+        pages.panel("A step of median length", pages.Html(_draw(profile.timeline))),
+        pages.panel(
+            "Ranks", pages.element("p", _SOURCES[profile.steps_from]), _html(RANKS, profile.typical)
+        ),
+        pages.panel("Calls", _html(CALLS, profile.calls)),
+    ]
+    return pages.build_page("unisono: profile", body, ["profile.css"])
+
+
+def _html(columns: Iterable[Column], rows: Iterable[StepProfile | CallProfile]) -> pages.Html:
+    heads = [pages.element("th", name_of(column.heading)) for column in columns]
+    shown = [
+        pages.element("tr", pages.elements("td", (column.show(row) for column in columns)))
+        for row in rows
+    ]
+    return pages.table(heads, shown)
+
+
+def _draw(timeline: Iterable[Piece]) -> str:
+    """A row for each rank: when it was blocked, above what was hidden."""
+    pieces = list(timeline)
+    ranks = sorted({piece.rank for piece in pieces})
+    end_s = max((piece.end_s for piece in pieces), default=1.0)
+    scale = (_WIDTH - _LEFT) / end_s
+    parts = []
+    for row, rank in enumerate(ranks):
+        y = row * _ROW + 4
+        parts.append(shapes.text(_LEFT - 8, y + 17, f"rank {rank}", anchor="end"))
+        parts.append(shapes.box(_LEFT, y, _WIDTH - _LEFT, 24, "computation"))
+        for piece in (piece for piece in pieces if piece.rank == rank):
+            title = f"{piece.call}: {piece.what} for {(piece.end_s - piece.begin_s) * 1e3:.2f} ms"
+            x, width = _LEFT + piece.begin_s * scale, (piece.end_s - piece.begin_s) * scale
+            is_hidden = piece.what == "hidden"
+            parts.append(
+                shapes.box(x, y + 16 * is_hidden, width, 8 if is_hidden else 24, piece.what, title)
+            )
+    y = len(ranks) * _ROW
+    for part in range(5):
+        x, at_ms = _LEFT + part * (_WIDTH - _LEFT) / 4, part * end_s / 4 * 1e3
+        parts.append(shapes.text(x, y + 14, f"{at_ms:.3g} ms", anchor="end" if part else "start"))
+    return shapes.drawing("wide", _WIDTH, y + 22, "A step on all ranks", parts)

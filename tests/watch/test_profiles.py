@@ -1,0 +1,251 @@
+"""Profiles: where the time of a step goes. Invented records are right to the microsecond, programs
+that sleep within a part of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_up_records import group, record
+
+import unisono
+from unisono import watch
+from unisono.comm.communicator import Communicator
+from unisono.comm.engine import works
+from unisono.comm.shared_memory.records import Record
+from unisono.watch.profiles import Profile, build_profile
+from unisono.watch.waits import BACKWARD, LEFT_RUNNING, STEP, WAIT, WaitNote
+from user_programs import WriteProgram
+
+MIB = 1 << 20
+STEPS = 4
+
+
+def call(number: int, begin_s: float, end_s: float, **more: object) -> Record:
+    fields: dict[str, object] = {"arrived_s": begin_s, "ended_s": end_s, "thread": 1}
+    return record(number, **(fields | {"site": "train.py:7 in step", **more}))  # type: ignore[arg-type]
+
+
+def left_running(own: Sequence[Record]) -> list[WaitNote]:
+    return [WaitNote(LEFT_RUNNING, one.arrived_s, one.arrived_s) for one in own]
+
+
+def marks() -> list[WaitNote]:
+    return [WaitNote(STEP, float(step), float(step)) for step in range(STEPS + 1)]
+
+
+def profiled(calls: Sequence[list[Record]], notes: Sequence[list[WaitNote]]) -> Profile:
+    """Of ranks whose steps take a second."""
+    processes = {("", 100 + rank): [*own, *marks()] for rank, own in enumerate(notes)}
+    return build_profile([group(*calls)], processes)
+
+
+def shares(profile: Profile, rank: int) -> list[float]:
+    """Hidden, exposed and lost, in microseconds."""
+    step = profile.typical[rank]
+    assert step.wall_s == pytest.approx(1)
+    assert step.step == STEPS
+    assert step.computation_s + step.exposed_s == pytest.approx(step.wall_s)
+    return [round(seconds * 1e6) for seconds in (step.hidden_s, step.exposed_s, step.lost_s)]
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+def test_what_computation_hides_of_a_call_is_apart_from_what_is_waited_for(overlap: float) -> None:
+    calls = [[call(n + 1, n + 0.2, n + 0.6) for n in range(STEPS)] for _ in range(2)]
+    waits = [WaitNote(WAIT, n + 0.2 + overlap * 0.4, n + 0.6) for n in range(STEPS)]
+    profile = profiled(calls, [left_running(own) + waits for own in calls])
+    for rank in range(2):
+        expected = [round(overlap * 400e3), round((1 - overlap) * 400e3), 0]
+        assert shares(profile, rank) == expected
+    (row,) = profile.calls
+    assert (row.is_blocking, row.count, row.line) == (False, 1, "train.py:7")
+    assert [row.duration_s, row.hidden_s] == pytest.approx([0.4, overlap * 0.4])
+    assert not profile.advice
+
+
+def test_a_straggler_costs_the_others_what_they_wait_for_it() -> None:
+    """Rank 2 is 80 ms late to blocking calls, which take 10 ms from then on."""
+    late = 0, 0, 0.08
+    calls = [[call(n + 1, n + 0.2 + by, n + 0.29) for n in range(STEPS)] for by in late]
+    profile = profiled(calls, [[], [], []])
+    assert shares(profile, 0) == shares(profile, 1) == [0, 90_000, 80_000]
+    assert shares(profile, 2) == [0, 10_000, 0]
+    assert [step.lost_to for step in profile.typical] == [2, 2, -1]
+    assert len(profile.advice) == 1
+    assert profile.advice[0].startswith("Look at rank 2: a rank waits for it for 53.3 ms of a step")
+    assert "rank 2" in str(profile)
+
+
+def test_a_blocking_call_that_moves_data_is_worth_a_sentence_with_its_line() -> None:
+    calls = [[call(n + 1, n + 0.2, n + 0.5) for n in range(STEPS)]] * 2
+    (advice,) = profiled(calls, [[], []]).advice
+    assert advice.startswith("Make all_reduce asynchronous at train.py:7: it blocks for 300 ms")
+
+
+@pytest.mark.parametrize(("mib", "advised"), [(1, True), (25, False), (200, True)])
+def test_the_size_of_buckets_is_simulated_with_the_calls_of_the_run(
+    mib: int, advised: bool
+) -> None:
+    """100 MiB of gradients in 0.5 s; a call takes 5 ms and 2 ms per MiB, so that many small
+    buckets wait for each other, one large one for the last gradient, and 25 MiB are right."""
+    calls: list[Record] = []
+    waits = []
+    for step in range(STEPS):
+        sent, end_s = 0, 0.0
+        for size in (2, *[mib] * (98 // mib), 98 % mib):
+            if size:
+                sent += size
+                begin_s = step + 0.1 + 0.5 * sent / 100
+                end_s = max(begin_s, end_s) + 0.005 + 0.002 * size
+                calls.append(call(len(calls) + 1, begin_s, end_s, bytes=size * MIB))
+        waits.append(WaitNote(BACKWARD, step + 0.1, step + 0.601))
+    profile = profiled([calls, calls], [left_running(calls) + waits] * 2)
+    assert any("Try buckets of" in sentence for sentence in profile.advice) == advised
+    hidden_us, exposed_us, lost_us = shares(profile, 0)
+    assert lost_us == 0
+    assert exposed_us == round((end_s - (STEPS - 1) - 0.601) * 1e6)
+    assert hidden_us
+
+
+def test_steps_are_found_without_marks_and_a_run_without_steps_is_one() -> None:
+    lines = "train.py:1", "train.py:2"
+    calls = [call(n + 1, n, n + 0.5, site=lines[n % 2]) for n in range(9)]
+    notes: dict[tuple[str, int], list[WaitNote]] = {("", 100): []}  # of rank 0 alone
+    found = build_profile([group(calls, calls)], notes)
+    assert (found.steps_from, found.typical[0].step, found.typical[0].wall_s) == ("calls", 4, 2)
+    assert {step.rank for step in found.steps} == {0}
+    calls = [call(n + 1, n, n + 0.5, site=f"train.py:{n}") for n in range(9)]
+    found = build_profile([group(calls, calls)], notes)
+    assert (found.steps_from, found.typical[0].step, found.typical[0].wall_s) == ("", 1, 8.5)
+    assert build_profile([], {}).typical == ()
+
+
+SLEEPER = """
+    import sys, time
+    import torch, torch.distributed as dist, unisono
+    backend, late_s, compute_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    dist.init_process_group(backend)
+    x = torch.ones(1000)
+    for _ in range(6):
+        unisono.watch.step()
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            time.sleep(late_s)
+            work = dist.all_reduce(x, async_op=True)
+        else:
+            work = dist.all_reduce(x, async_op=True)
+            time.sleep(compute_s)
+        work.wait()
+    dist.destroy_process_group()
+"""
+
+
+def run_profiled(program: WriteProgram, folder: Path, text: str, *args: str) -> dict[str, Any]:
+    run = ("-m", "unisono", "run", "-n", "2", "--profile-file", "profile.json")
+    done = program(text).run(*args, before=run)
+    assert done.returncode == 0, done.stderr
+    assert f"unisono: the profile is in {folder}/profile.json" in done.stderr
+    assert "medians of each rank's steps" in done.stderr
+    found: dict[str, Any] = json.loads((folder / "profile.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_a_program_is_profiled_as_it_is(
+    backend: str, tmp_path: Path, program: WriteProgram
+) -> None:
+    profile = run_profiled(program, tmp_path, SLEEPER, backend, "0.3", "0")
+    assert profile["steps_from"] == "marks"
+    first, second = profile["typical"]
+    assert first["step"] == second["step"] == 5
+    assert first["lost_to"] == 1
+    assert first["lost_s"] > first["wall_s"] / 2
+    rows = {(row["is_blocking"], row["line"]): row for row in profile["calls"]}
+    assert {key: row["count"] for key, row in rows.items()} == {
+        (True, "program.py:9"): 1,
+        (False, "program.py:12"): 0.5,
+        (False, "program.py:14"): 0.5,
+    }
+    assert rows[False, "program.py:14"]["lost_to"] == 1
+    assert "Look at rank 1: " in profile["advice"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+def test_sleeps_are_found_within_a_twentieth_of_a_step(
+    backend: str, overlap: float, tmp_path: Path, program: WriteProgram
+) -> None:
+    """Rank 1 comes 0.4 s late; meanwhile rank 0 computes for none, half or all of that."""
+    profile = run_profiled(program, tmp_path, SLEEPER, backend, "0.4", str(overlap * 0.4))
+    first, second = profile["typical"]
+    error_s = 0.05 * first["wall_s"]
+    assert first["hidden_s"] == pytest.approx(overlap * 0.4, abs=error_s)
+    assert first["exposed_s"] == pytest.approx((1 - overlap) * 0.4, abs=error_s)
+    assert first["lost_s"] == pytest.approx((1 - overlap) * 0.4, abs=error_s)
+    assert second["exposed_s"] == pytest.approx(0, abs=error_s)
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_ddps_wait_for_its_buckets_is_found_though_it_waits_in_cpp(
+    backend: str, tmp_path: Path, program: WriteProgram
+) -> None:
+    """Rank 1's backward pass takes longer."""
+    text = """
+        import sys, time
+        import torch, torch.distributed as dist
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x.clone()
+            @staticmethod
+            def backward(context, gradient):
+                time.sleep(0.5 * dist.get_rank())
+                return gradient
+        dist.init_process_group(sys.argv[1])
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
+        for _ in range(4):
+            Slow.apply(model(torch.ones(1, 300))).sum().backward()
+        dist.destroy_process_group()
+    """
+    profile = run_profiled(program, tmp_path, text, backend)
+    first, second = profile["typical"]
+    assert first["lost_to"] == 1
+    assert first["lost_s"] > 0.5 * first["wall_s"]
+    assert second["exposed_s"] < 0.5 * second["wall_s"]
+    (row,) = (row for row in profile["calls"] if row["operation"] == "all_reduce")
+    assert row["line"] == "program.py:15"
+    assert not row["is_blocking"]
+
+
+@pytest.mark.ranks(2)
+def test_a_block_is_profiled_and_nothing_stays_replaced(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
+    before = [kind.wait for kind in (*works, torch.futures.Future, torch.distributed.Work)]
+    file = shared_tmp_path / "profile.html"
+    plain = Communicator.all_reduce
+    with watch.profile():
+        unisono.watch.step()
+        comm.barrier()
+    with watch.profile(file) as profiles:  # the marks of the first are not its own
+        for _ in range(5):
+            unisono.watch.step()
+            comm.all_reduce(torch.ones(10))
+            comm.all_reduce(torch.ones(20), async_op=True).wait()
+    assert [kind.wait for kind in (*works, torch.futures.Future, torch.distributed.Work)] == before
+    assert Communicator.all_reduce is plain
+    comm.barrier()
+    assert len(profiles) == (comm.rank == 0)
+    for profile in profiles:
+        assert [3 <= step.step <= 4 for step in profile.typical] == [True, True]
+        kinds = {row.bytes: row.is_blocking for row in profile.calls if row.operation != "barrier"}
+        assert kinds == {40: True, 80: False}
+        page = file.read_text()
+        assert "A step of median length" in page
+        assert "rank 1" in page
+        assert "<svg" in page
