@@ -3,6 +3,7 @@
     python benchmarks/steps.py                        2 ranks, a minute
     python benchmarks/steps.py --ranks 4 --turns 20 --goals
     python benchmarks/steps.py --only ddp --json steps.json
+    python benchmarks/steps.py --profile              what unisono.watch.profile() says of the steps
 
 A model of 25 million parameters (24 times Linear(1024, 1024)) sees one row of input, so that a
 step is mostly communication. ddp: the backward pass with DDP, with gradients that it copies (its
@@ -14,6 +15,11 @@ group whose calls return at once. "more" is how much longer a variant takes than
 turn: the communication that is not hidden. "one thread" is unisono on a group whose large calls use
 one thread (UNISONO_COPY_THREADS=1). All variants run in the same processes and take turns, in an
 order that is shuffled each time. A turn takes as long as its slowest rank. Figures are medians.
+
+With --profile "truth" is how much longer a variant takes than "nothing", "exposed" is what the
+profile says, both in the mean of the ranks, and "error" their difference in percent of the step.
+"cost" is how much longer a step takes while it is profiled, in percent; the turns with and without
+a profile alternate. "nothing" shows what the profile takes for communication where there is none.
 """
 
 from __future__ import annotations
@@ -56,6 +62,23 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ProfileRow:
+    """What a profile says of a variant; times in ms, the rest in percent of the step."""
+
+    mode: str
+    way: str
+    step_ms: float
+    truth_ms: float
+    exposed_ms: float
+    error: float
+    cost: float
+
+    def __str__(self) -> str:
+        times = f"{self.step_ms:10.1f}{self.truth_ms:10.1f}{self.exposed_ms:10.1f}"
+        return f"  {self.mode:10}{self.way:18}{times}{self.error:10.1f}{self.cost:10.1f}"
+
+
+@dataclass(frozen=True)
 class Way:
     """A step: what is done before the clock starts, and what it measures."""
 
@@ -69,9 +92,12 @@ class Way:
 class Rank(TwoBackends):
     """One rank, and what is measured on it."""
 
-    def __init__(self, folder: str, turns: int, threads: int) -> None:
+    def __init__(self, folder: str, turns: int, threads: int, profiles: bool) -> None:
         import torch
 
+        self.profiles = profiles
+        if profiles:  # gloo's groups are watched from here on
+            unisono.watch.start(hang_s=1e6)  # it says nothing of slow ranks
         super().__init__(folder)
         torch.set_num_threads(threads)
         os.environ[variables.COPY_THREADS.name] = "1"
@@ -80,11 +106,13 @@ class Rank(TwoBackends):
         self.turns = turns
         self.inputs = torch.ones(1, WIDTH)
 
-    def measure(self, ways: Sequence[Way]) -> list[Row]:
+    def measure(self, ways: Sequence[Way]) -> list[Any]:
         """Each variant's median, in turns; every rank returns the same figures."""
         for way in ways:
             for _ in range(3):  # DDP creates its buckets again after the first step
                 self.time_ms(way)
+        if self.profiles:
+            return self.profile([way for way in ways if way.mode != "none"])
         times: dict[Way, list[float]] = {way: [] for way in ways}
         order, shuffler = list(ways), random.Random(1)
         gc.disable()
@@ -102,12 +130,49 @@ class Rank(TwoBackends):
             rows.append(Row(way.mode, way.name, statistics.median(times[way]), more_ms))
         return rows
 
-    def time_ms(self, way: Way) -> float:
+    def profile(self, ways: Sequence[Way]) -> list[ProfileRow]:
+        """What profiles say of the variants, on rank 0. A step's marks are at the beginning and the
+        end of what is timed: every other step of a profile is between two of them."""
+        plain: dict[Way, list[float]] = {way: [] for way in ways}
+        profiled: dict[Way, list[float]] = {way: [] for way in ways}
+        walls: dict[Way, list[float]] = {way: [] for way in ways}
+        exposed: dict[Way, list[float]] = {way: [] for way in ways}
+        order, shuffler = list(ways), random.Random(1)
+        for _ in range(self.turns):
+            shuffler.shuffle(order)
+            for way in order:
+                plain[way].append(self.slowest(self.time_ms(way)))
+            with unisono.watch.profile() as profiles:
+                for way in order:
+                    profiled[way].append(self.slowest(self.time_ms(way, unisono.watch.step)))
+                unisono.watch.step()
+            for profile in profiles:
+                for step in profile.steps:
+                    if step.step % 2 == 0:
+                        walls[order[step.step // 2]].append(step.wall_s * 1e3)
+                        exposed[order[step.step // 2]].append(step.exposed_s * 1e3)
+            self.comm.barrier()
+        if self.rank:
+            return []
+        floors = {way.mode: statistics.median(walls[way]) for way in ways if way.name == NOTHING}
+        rows = []
+        for way in ways:
+            step_ms, said_ms = statistics.median(walls[way]), statistics.median(exposed[way])
+            truth_ms = step_ms - floors[way.mode]
+            error = 100 * (said_ms - truth_ms) / step_ms
+            ratios = [a / b for a, b in zip(profiled[way], plain[way], strict=True)]
+            cost = 100 * (statistics.median(ratios) - 1)
+            rows.append(ProfileRow(way.mode, way.name, step_ms, truth_ms, said_ms, error, cost))
+        return rows
+
+    def time_ms(self, way: Way, mark: Callable[[], object] = lambda: None) -> float:
         before = way.forward()
         self.comm.barrier()
+        mark()
         begin_s = time.perf_counter()
         way.rest(before)
         took_s = time.perf_counter() - begin_s
+        mark()
         for parameter in way.parameters:
             parameter.grad = None
         return took_s * 1e3
@@ -130,7 +195,7 @@ class Rank(TwoBackends):
 
     # -- DDP ---------------------------------------------------------------------------------------
 
-    def ddp(self) -> list[Row]:
+    def ddp(self) -> list[Any]:
         from unisono.training import GradientSync, share_ddp_buckets
 
         ways = [self.backward("none", "no wrapper", self.model())]
@@ -158,7 +223,7 @@ class Rank(TwoBackends):
 
     # -- FSDP2 -------------------------------------------------------------------------------------
 
-    def fsdp(self) -> list[Row]:
+    def fsdp(self) -> list[Any]:
         import torch.distributed as dist
 
         silent = dist.new_group(backend="unisono")
@@ -214,8 +279,10 @@ def move_nothing_in(group: Any) -> None:
     group._allgather_base = group._reduce_scatter_base = finish  # torch before 2.13
 
 
-def be_a_rank(folder: str, only: Sequence[str], turns: int, threads: int) -> list[dict[str, Any]]:
-    rank = Rank(folder, turns, threads)
+def be_a_rank(
+    folder: str, only: Sequence[str], turns: int, threads: int, profiles: bool
+) -> list[dict[str, Any]]:
+    rank = Rank(folder, turns, threads, profiles)
     return [asdict(row) for part in only for row in getattr(rank, part)()]
 
 
@@ -268,21 +335,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
+    parser.add_argument("--profile", action="store_true", help="how true profiles are")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
     print(f"{options.ranks} ranks, {cores} cores ({platform.machine()}), median ms")
-    print(f"  {'':28}{'step':>10}{'more':>10}", flush=True)
+    heads = ("step", "truth", "exposed", "error %", "cost %")
+    shown = heads if options.profile else ("step", "more")
+    print(f"  {'':28}" + "".join(f"{head:>10}" for head in shown), flush=True)
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         results = unisono.launch(
             be_a_rank,
             options.ranks,
-            (folder, options.only, options.turns, options.threads),
+            (folder, options.only, options.turns, options.threads, options.profile),
             threads=options.threads,
         )
-    rows = [Row(**row) for row in results[0]]
-    print(*map(line, rows), sep="\n")
-    if options.goals:
+    rows = [(ProfileRow if options.profile else Row)(**row) for row in results[0]]
+    print(*map(str if options.profile else line, rows), sep="\n")
+    if options.goals and not options.profile:
         print("goals", *goals(rows, options.ranks, cores), sep="\n")
     if options.json:
         facts = {"ranks": options.ranks, "cores": cores, "machine": platform.machine()}

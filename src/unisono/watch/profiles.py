@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.watch.calls import CREATIONS, line_of, with_creations
+from unisono.watch.job_view import own_host
 from unisono.watch.periods import find_steps
 from unisono.watch.traces import Trace
 from unisono.watch.waits import BACKWARD, LEFT_RUNNING, STEP, WAIT, WaitNote, notes_in, notes_of
@@ -113,6 +115,7 @@ class ProfileTrace(Trace):
         super().__init__(os.devnull if path is None else path, from_the_start=from_the_start)
         self._is_kept = path is not None
         self._notes, self._tell = notes, tell
+        self._since_s = 0.0 if from_the_start else time.monotonic()
 
     def write(self, missing_hosts: Sequence[str] = ()) -> None:
         from unisono.watch.profile_views import write_profile
@@ -120,11 +123,14 @@ class ProfileTrace(Trace):
         self.collect(to_the_end=True)
         self.close()
         groups = self.groups()
-        members = {member.process for group in groups for member in group.ranks}
-        notes = {
-            (host, pid): notes_in(self._notes[pid]) if pid in self._notes else notes_of(pid)
-            for host, pid in members
-        }
+        notes = {}
+        for process in {member.process for group in groups for member in group.ranks}:
+            host, pid = process
+            file = self._notes.get(pid)
+            if host in ("", own_host()):
+                found = notes_of(pid) if file is None else notes_in(file)
+                if found is not None:
+                    notes[process] = [note for note in found if note.end_s >= self._since_s]
         profile = build_profile(groups, notes)
         self._tell(profile)
         self.written = f"the profile: {profile}"
@@ -245,7 +251,8 @@ _PARTS = "hidden", "exposed", "lost"
 def build_profile(
     groups: Iterable[GroupRecords], notes: Mapping[Process, Sequence[WaitNote]]
 ) -> Profile:
-    """The profile of a job: its records, and the notes of each process."""
+    """The profile of a job: its records, and the notes of its processes. Ranks without notes are
+    left out, but others may wait for them."""
     from unisono.watch.profile_advice import advise
 
     ranks = list(_ranks(with_creations(groups), notes))
@@ -310,8 +317,8 @@ def _ranks(
                 span = record.arrived_s, record.ended_s
                 own.append(StepCall(*span, *last, is_blocking, record, group))
     for (rank, process), own in sorted(calls.items()):
-        if own:
-            yield RankCalls(rank, own, notes.get(process, []))
+        if own and process in notes:
+            yield RankCalls(rank, own, notes[process])
 
 
 def _median(steps: Sequence[StepProfile]) -> StepProfile:

@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unisono.comm.communicator import Communicator
@@ -34,6 +34,9 @@ _METHODS = (
     *("all_to_all", "barrier", "isend", "irecv", "batch_isend_irecv"),
 )
 
+_files: dict[int, int] = {}
+"""The file of this process, by its PID: for all its profiles, one after the other."""
+
 
 class WaitNote(NamedTuple):
     """One note of a process: what it is, from when to when, in seconds of time.monotonic."""
@@ -47,7 +50,11 @@ class WaitNotes:
     """The notes of this process, while it is profiled."""
 
     def __init__(self) -> None:
-        self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        if os.getpid() not in _files:
+            while _files:  # a forked child's are its parent's
+                os.close(_files.popitem()[1])
+            _files[os.getpid()] = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self._file = _files[os.getpid()]
         self._main = threading.main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []
         self._kinds: set[type] = set()
@@ -91,7 +98,7 @@ class WaitNotes:
                     self._replace(kind, name, self._leaving_in_backward)
 
     def close(self) -> None:
-        """Replace nothing any more. The notes stay until the process ends, or notes again."""
+        """Replace nothing any more. The notes stay for other ranks to read."""
         steps.on_step = None
         for owner, name, original in reversed(self._replaced):
             setattr(owner, name, original)
@@ -155,20 +162,12 @@ def notes_in(file: int) -> list[WaitNote]:
     return [WaitNote(*note) for note in _NOTE.iter_unpack(os.pread(file, size, 0))]
 
 
-def notes_of(pid: int) -> list[WaitNote]:
-    """The notes of a process; none if it is not profiled."""
-    found: list[WaitNote] = []
-    with contextlib.suppress(OSError):
-        for file in _files_of(pid):
-            found += notes_in(file)
-    return found
-
-
-def _files_of(pid: int) -> Iterator[int]:
-    for entry in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{entry}"
-        with contextlib.suppress(OSError):
-            if os.readlink(path).startswith(f"/memfd:{_NAME} ("):
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                yield file
-                os.close(file)
+def notes_of(pid: int) -> list[WaitNote] | None:
+    """The notes of a process of this host; None if it has none, or has ended."""
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(entry.path).startswith(f"/memfd:{_NAME} ("):
+                    with open(entry.path, "rb") as file:
+                        return notes_in(file.fileno())
+    return None
