@@ -18,7 +18,7 @@ from unisono.watch.sanitizer.exit_status import STATUS
 _MOST_EVIDENCE = 10
 _SCREEN = 24
 """After so many lines the headline has left the screen: it is said once more."""
-_WITH_WATCH = "With --watch, the report says which rank is to blame and where every rank is."
+_WITH_WATCH = "The full report has each rank's stack; with --watch, also what ranks waited for."
 _PROVEN = "The program ended well, but its numbers are proven wrong."
 _PROOFS = ("settings", "drift", "reduced", "race", "sampler")
 _ABOUT_CALLS = ("mismatch", "threads", "apart", "cycle")
