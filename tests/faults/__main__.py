@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 
+from commit import commit
 from faults.corpus import corpus, outcomes_of, reports_in, right
 
 
@@ -26,7 +27,8 @@ def main() -> None:
     score = 0
     for (fault, setup), outcome in zip(chosen, outcomes_of(chosen), strict=True):
         if given.json:
-            said = {"name": fault.name, "setup": setup, **dataclasses.asdict(outcome)}
+            said = {"commit": commit(), "name": fault.name, "setup": setup}
+            said |= dataclasses.asdict(outcome)
             print(json.dumps(said), flush=True)
             continue
         good = right(fault, outcome)

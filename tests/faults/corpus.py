@@ -27,6 +27,7 @@ _BLAME = re.compile(
     r"(?:never|made|left out|called|entered|passed|differ|is slow|came to|closed)"
 )
 _ENDED = re.compile(r"it raised|they raised|was killed|were killed|exited with|ha(?:s|ve) ended")
+_WENT_ON = " continued after "
 _RAISED = re.compile(r"^unisono\.errors\.\w+: ")
 
 
@@ -106,14 +107,18 @@ def _ranks_in(sentence: str) -> set[int]:
 
 def false_in(fault: Fault, outcome: Outcome) -> list[str]:
     """Verdicts that are false: they have words that only a false one has, or they blame healthy
-    ranks. What is said of a rank that has ended by its exception or by a signal blames nobody."""
+    ranks. What is said of a rank that has ended by its exception or by a signal blames nobody, nor
+    does a wait that is then said to have gone on."""
+    verdicts = [report.partition("\n")[0] for report in reports_in(outcome)]
+    over = [verdict.partition(_WENT_ON)[0] for verdict in verdicts if _WENT_ON in verdict]
     return [
         verdict
-        for verdict in (report.partition("\n")[0] for report in reports_in(outcome))
+        for verdict in verdicts
         if (fault.never and fault.never in verdict)
         or (
             (subject := _BLAME.match(verdict))
             and not _ENDED.search(verdict)
+            and not any(call in verdict for call in over)
             and not _ranks_in(subject[1]) & {*fault.culprits}
         )
     ]

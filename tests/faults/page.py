@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from commit import commit
 from faults.corpus import (
     Fault,
     corpus,
+    false_in,
     names_line,
     names_rank_and_line,
     names_ranks,
@@ -120,15 +122,66 @@ def run_all() -> Outcomes:
     return found
 
 
-def load_all(files: list[Path]) -> Outcomes:
-    """What earlier runs printed."""
+def load_all(files: list[Path]) -> tuple[Outcomes, str]:
+    """What earlier runs printed, and the commits that they ran."""
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return {(row["name"], row["setup"]): Outcome((*row["said"],), row["ended"]) for row in rows}
+    found = {
+        (row["name"], row["setup"]): Outcome((*row["said"],), row["ended"], row["told_s"])
+        for row in rows
+    }
+    return found, ", ".join(sorted({row["commit"] for row in rows}))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a setup said of a program: was it right, how many of it was false, how long it was."""
+
+    named: Named
+    is_told: bool
+    false: int
+    lines: int
+    told_s: float
+
+
+def judge(fault: Fault, setup: str, outcome: Outcome) -> Judged:
+    """Lines are those of all ranks; for the others, whatever they print counts as told."""
+    lines = sum(len([line for line in text.splitlines() if line]) for text in outcome.said)
+    if setup in PEERS:
+        return Judged(named_by_peer(fault, outcome), bool(messages_in(outcome)), 0, lines, 0.0)
+    false = len(false_in(fault, outcome))
+    is_told = bool(reports_in(outcome))
+    return Judged(named_by_us(fault, outcome), is_told, false, lines, outcome.told_s)
+
+
+def table(judged: Mapping[str, list[Judged]]) -> list[str]:
+    """A row for each setup. Lines and seconds are medians."""
+    lines = [
+        "| | said anything | right rank and line | right rank | right line | false statements | "
+        "lines printed | seconds to the first |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for setup, name in (OURS | PEERS).items():
+        found = judged.get(setup, [])
+        if not found:
+            continue
+        told = sum(each.is_told for each in found)
+        both = sum(each.named.rank and each.named.line for each in found)
+        ranks, on_line = (sum(each.named.rank for each in found), sum(e.named.line for e in found))
+        size = statistics.median(each.lines for each in found)
+        seconds = [each.told_s for each in found if each.told_s]
+        false = sum(each.false for each in found) if setup in OURS else "-"
+        after = f"{statistics.median(seconds):.1f}" if seconds else "-"
+        lines.append(
+            f"| {name} | {told} of {len(found)} | {both} | {ranks} | {on_line} | {false} | "
+            f"{size:.0f} | {after} |"
+        )
+    return lines
 
 
 def page(outcomes: Outcomes, at: str) -> str:
     """The score on a commit, and what every setup said about every program."""
-    score: dict[str, list[Named]] = {setup: [] for setup in (*OURS, *PEERS)}
+    loud: dict[str, list[Judged]] = {}
+    silent: dict[str, list[Judged]] = {}
     said = []
     for fault in corpus():
         said.append(f"\n**{fault.name}**: {fault.story}\n")
@@ -136,26 +189,19 @@ def page(outcomes: Outcomes, at: str) -> str:
             outcome = outcomes.get((fault.name, setup))
             if outcome is None:
                 continue
-            if setup in PEERS:
-                named, quote = named_by_peer(fault, outcome), quote_peer(fault, outcome)
-            else:
-                named, quote = named_by_us(fault, outcome), quote_ours(fault, outcome)
-            score[setup].append(named)
-            said.append(f"- {name} ({named}): {quote}")
-    lines = [
-        MARK,
-        "",
-        f"Commit {at}:",
-        "",
-        "| | right rank and line | right rank | right line |",
-        "|---|---|---|---|",
-    ]
-    for setup, name in (OURS | PEERS).items():
-        found = score[setup]
-        both = sum(named.rank and named.line for named in found)
-        ranks, lines_right = sum(named.rank for named in found), sum(named.line for named in found)
-        lines.append(f"| {name} | {both} of {len(found)} | {ranks} | {lines_right} |")
-    return "\n".join([*lines, "", "## Every program", *said, ""])
+            found = judge(fault, setup, outcome)
+            (silent if fault.silent else loud).setdefault(setup, []).append(found)
+            quote = (quote_peer if setup in PEERS else quote_ours)(fault, outcome)
+            said.append(f"- {name} ({found.named}): {quote}")
+            if found.false:
+                said += [f"  - false: {_FOLDERS.sub('', v)}" for v in false_in(fault, outcome)]
+    return "\n".join(
+        [
+            *(MARK, "", f"Commit {at}. Programs that hang, fail or are slow:", "", *table(loud)),
+            *("", "Programs that only compute wrong numbers, under the sanitizer:", ""),
+            *(*table(silent), "", "## Every program", *said, ""),
+        ]
+    )
 
 
 def main() -> None:
@@ -165,8 +211,7 @@ def main() -> None:
     parser.add_argument("--outcomes", type=Path, nargs="+")
     given = parser.parse_args()
     output: Path = given.output
-    at = commit()
-    outcomes = load_all(given.outcomes) if given.outcomes else run_all()
+    outcomes, at = load_all(given.outcomes) if given.outcomes else (run_all(), commit())
     before = output.read_text().partition(MARK)[0] if output.exists() else ""
     output.write_text(before + page(outcomes, at))
 

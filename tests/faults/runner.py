@@ -50,10 +50,12 @@ _GRACE_S = 2.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ranks wrote, by rank, and whether they all ended by themselves."""
+    """What the ranks wrote, by rank, and whether they all ended by themselves; after how many
+    seconds the first report came, 0 if none did."""
 
     said: tuple[str, ...]
     ended: bool
+    told_s: float = 0.0
 
     @property
     def verdicts(self) -> list[str]:
@@ -89,18 +91,18 @@ def run_program(
         pids = [_start(program, rank, ranks, setup, folder, hosts) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         living = set(pids)
-        end = time.monotonic() + deadline_s
-        told = False
+        start = time.monotonic()
+        end, told_s = start + deadline_s, 0.0
         try:
             while living and time.monotonic() < end:
                 for pid in list(living):
                     if os.waitpid(pid, os.WNOHANG)[0]:
                         living.discard(pid)
                 outcome = Outcome(tuple(_read(file) for file in files), not living)
-                if not told and outcome.verdicts:
-                    told = True
+                if not told_s and outcome.verdicts:
+                    told_s = time.monotonic() - start
                     end = min(end, time.monotonic() + grace_s)
-                if told and enough(outcome):
+                if told_s and enough(outcome):
                     break
                 time.sleep(0.02)
         finally:  # all of them at once: none has time to tell that another is gone
@@ -109,7 +111,7 @@ def run_program(
                 os.kill(pid, signal.SIGKILL)
             for pid in living:
                 os.waitpid(pid, 0)
-        return Outcome(said, not living)
+        return Outcome(said, not living, told_s)
 
 
 def _read(file: Path) -> str:

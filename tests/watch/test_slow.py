@@ -10,7 +10,7 @@ from made_up_records import group, record
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono import watch
-from unisono.comm.shared_memory.records import GroupRecords, Process
+from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.watch import steps
 from unisono.watch.slow import Slowness
 from unisono.watch.top import Verdicts
@@ -52,6 +52,21 @@ def test_what_waits_at_the_same_time_counts_once() -> None:
     assert "waited for it in 30 of 30 calls of group dp, 983 ms per call, 29.5 of 30 s (98%)" in (
         report.verdict
     )
+
+
+def test_steps_are_judged_and_not_calls() -> None:
+    """Of the three calls of a step the others wait in one."""
+
+    def calls(by_s: float) -> list[Record]:
+        late_s = [0.0, by_s, 0.0]
+        return [record(n, arrived_s=n + late_s[n % 3], site=f"t.py:{n % 3}") for n in CALLS]
+
+    known, seen = Slowness(), group(calls(0.0), calls(0.0), calls(0.3))
+    known.look(seen, loading)
+    report = known.report(seen)
+    assert report is not None
+    assert "rank 2 is slow: all others waited for it in 10 of 10 steps" in report.verdict
+    assert "300 ms per step, 3 of 15 s (20%)" in report.verdict
 
 
 def test_one_long_wait_is_no_slow_rank() -> None:

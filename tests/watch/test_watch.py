@@ -179,6 +179,62 @@ def test_nothing_is_said_of_a_program_that_is_only_awkward(
     assert [verdict for verdict in outcome.verdicts if not late.search(verdict)] == []
 
 
+COLLECTS = """
+    import gc, time
+    import torch, torch.distributed as dist
+
+    rank = dist.get_rank()
+    kept = [[number, {}] for number in range(100_000)]
+    gc.disable()
+    dist.barrier()
+    for step in range(50):
+        time.sleep(0.005)
+        if step % 3 == rank:
+            gc.collect()
+        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(1))
+"""
+KEEPS_THE_GIL = """
+    import threading, time
+    import torch, torch.distributed as dist
+
+    def count():
+        number = 0
+        while True:
+            number += 1
+
+    if dist.get_rank() == 1:
+        threading.Thread(target=count, name="counter", daemon=True).start()
+    for _ in range(100):
+        for _ in range(4):
+            time.sleep(0.001)
+        dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.provokes
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (COLLECTS, r"garbage collection makes ranks 0-2 of group world late in turn: .* per step"),
+        (KEEPS_THE_GIL, r"rank 1 is slow: .* in thread counter, which keeps the GIL"),
+    ],
+    ids=["collects", "keeps the GIL"],
+)
+def test_why_ranks_are_slow(program: WriteProgram, source: str, said: str) -> None:
+    outcome = run_on_ranks(program(source), 3, "watched")
+    assert any(re.search(said, verdict) for verdict in outcome.verdicts), outcome.said
+
+
+@pytest.mark.provokes
+def test_a_key_that_nobody_sets_is_named() -> None:
+    for _, setup, outcome in run_corpus("key_that_nobody_sets"):
+        assert (
+            "for the key 'checkpoint-3' of torch's Store; no rank has set one like it"
+            in (outcome.verdicts[0])
+        ), (setup, outcome.said)
+
+
 # -- from records to a verdict -------------------------------------------------------------------
 
 

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
 from unisono.comm.by_name import add_by_name
-from unisono.comm.engine.numbers import Operation, Status
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Form, Operation, Status
 from unisono.comm.forms import GivenCall, refused_by
 from unisono.comm.meeting.makings import SHRINKS, making
 from unisono.comm.meeting.unix_socket import Departed
-from unisono.comm.reductions import AnyReduction, WireFormat
+from unisono.comm.reductions import FORM_SHIFT, AnyReduction, WireFormat
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport, check_seconds
@@ -77,6 +77,7 @@ _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
 _GATHER, _SCATTER = Operation.GATHER, Operation.SCATTER
 _TORCH_OPS = ("ReduceOp", "RedOpType")
 _UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
+_PREMUL_SUM = REDUCTION_NUMBERS["premul_sum"]  # those before it are plain names to the engine
 
 
 class Communicator(SharedTensors, WithoutTorchNames):
@@ -561,8 +562,18 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """A reduction that says whether it is reproducible, lists its contributions, or has a wire
         format."""
         name = given.operation.name.lower()
-        self._raise_if_ended(name)
         listed = contributions is not None
+        is_plain = not (listed or wire or given.async_op or given.algorithm or residual is not None)
+        if is_plain and type(given.op) is str and given.input is not None:  # the fast path
+            form = Form.REPRODUCIBLE if reproducible else 0
+            number = REDUCTION_NUMBERS.get(given.op, _PREMUL_SUM)
+            if number < _PREMUL_SUM:
+                status = self._run(*given[:4], number | form << FORM_SHIFT, 1.0)
+                if not status:
+                    return None
+                if status not in _UNHEARD:
+                    raise self.transport.call_error(status, given.operation, given.op, given.input)
+        self._raise_if_ended(name)
         as_tree = listed or (self.reproducible if reproducible is None else bool(reproducible))
         if reproducible is False and listed:
             self._refuse(name, ValueError("contributions= makes a reduction reproducible"))

@@ -18,7 +18,7 @@ from unisono.watch.sanitizer.exit_status import STATUS
 _MOST_EVIDENCE = 10
 _SCREEN = 24
 """After so many lines the headline has left the screen: it is said once more."""
-_WITH_WATCH = "With --watch, the report says which rank is to blame and where every rank is."
+_WITH_WATCH = "The full report has each rank's stack; with --watch, also what ranks waited for."
 _PROVEN = "The program ended well, but its numbers are proven wrong."
 _PROOFS = ("settings", "drift", "reduced", "race", "sampler")
 _ABOUT_CALLS = ("mismatch", "threads", "apart", "cycle")
@@ -60,9 +60,8 @@ def write_final_report(
     if report and own and report.kind not in _ABOUT_CALLS:
         report = report if error.first in global_culprits(report) else None
     if report:
-        needs_line = report.site and not re.search(r"\.py:\d", report.verdict)
-        verdict = f"{report.verdict} ({report.site})" if needs_line else report.verdict
-        headline = verdict if has_failed else f"{verdict}; {headline}"
+        line = f" ({report.site})" if report.site and ".py:" not in report.verdict else ""
+        headline = report.verdict + line + ("" if has_failed else f"; {headline}")
         evidence = str(report).splitlines()[1:]
     elif own:
         headline += "".join(f" ({line})" for line in re.findall(r" at (\S+:\d+)", own.how)[-1:])
@@ -72,15 +71,14 @@ def write_final_report(
     advice = ADVICE.get(kind, (_PROVEN,))[0] if (has_failed and kind) or report else _WITH_WATCH
     evidence = [line.removeprefix("  ") for line in evidence] or _how_they_ended(error, ranks)
     headline = f"unisono run: {headline}"
-    whole = [headline, *evidence, advice, "", rest]
     path = os.path.join(folder, f"report-{os.getpid()}.txt")
     try:
-        write_text(path, "\n".join(whole).rstrip() + "\n")
+        write_text(path, "\n".join([headline, *evidence, advice, "", rest]).rstrip() + "\n")
         pointer = f"the full report: {path}"
     except OSError as problem:
         pointer, is_short = f"{path} cannot be written: {problem.strerror}", False
-    shown = evidence[:_MOST_EVIDENCE] if is_short else evidence
-    lines = [headline, *(f"  {line}" for line in (*shown, advice, pointer))]
+    evidence = evidence[: _MOST_EVIDENCE if is_short else None]
+    lines = [headline, *(f"  {line}" for line in (*evidence, advice, pointer))]
     if below := (own.traceback.rstrip() if own else "") if is_short else rest:
         lines += ["", below]
     if below.count("\n") > _SCREEN:

@@ -16,11 +16,13 @@ sanitizer/                    what makes numbers wrong without an error
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
 periods.py                    the steps of a program, found from its calls' own period
 absent.py                     ranks that do not come when a group is made
-slow.py                       a rank for which the others wait repeatedly
+slow.py, garbage.py           a rank for which the others wait repeatedly; or for garbage collection
 report.py, failure.py         reports: text, saving and loading; the report of an exception
 advice.py                     what to do about a report
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
+memory_files.py               anonymous files of watched processes
+store_calls.py                the keys of torch's Store that it waits for, and has set
 torch_group.py, attach.py     a torch process group that records, and how it is installed
 summaries.py                  counts, times, who is late
 tracing.py, traces.py         a trace: what it follows; Chrome's and Perfetto's format

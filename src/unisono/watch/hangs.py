@@ -31,6 +31,7 @@ from unisono.watch.calls import (
 from unisono.watch.differences import mismatch, shifted
 from unisono.watch.odd_calls import off_pattern, outvoted
 from unisono.watch.report import RankReport, Report, add_history
+from unisono.watch.store_calls import without_numbers
 from unisono.watch.whereabouts import (
     Ask,
     Whereabouts,
@@ -185,6 +186,11 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     call = with_line(last, _at(last, ask_once))
     verdict = f"{name_ranks(who)}{_on_host(group, who)} {_what_not(last, odd, are_known)} {call}: "
     verdict += f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
+    if odd.pid and (key := ask_once((odd.host, odd.pid)).key):
+        like = without_numbers(key)
+        able = [own.rank for own in group.ranks if like in ask_once(own.process).written]
+        others = f"{name_ranks(able)} set others like it" if able else "no rank has set one like it"
+        verdict += f", for the key {key!r} of torch's Store; {others}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
     if cut is not None:

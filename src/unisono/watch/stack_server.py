@@ -23,7 +23,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 
@@ -37,6 +37,8 @@ from unisono.processes import (
     signal_thread,
     state_of,
 )
+from unisono.watch.garbage import Collections
+from unisono.watch.memory_files import open_memory
 from unisono.watch.report import build
 from unisono.watch.stacks import (
     IN_FUTURE,
@@ -53,6 +55,7 @@ from unisono.watch.stacks import (
     own_stacks,
     short_path,
 )
+from unisono.watch.store_calls import follow_store
 from unisono.watch.whereabouts import Whereabouts
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
@@ -76,6 +79,7 @@ _MOST_CHILDREN = 4
 _MOST_THREADS = 4
 _WAITS = ("get", "join", "acquire", "wait", "result")
 """Names of calls in which a program waits for its own threads."""
+GIL = "which keeps the GIL"
 _childs_files: list[int] = []
 """In a forked child: where it writes its stacks."""
 
@@ -90,6 +94,8 @@ class StackServer:
         self._usual_hook = threading.excepthook
         threading.excepthook = self._note_ended_thread
         self._stop_noting_tasks = note_failed_tasks()
+        self._collections = Collections()
+        self._stop_following_store = follow_store()
         ended_threads.clear()
         failed_tasks.clear()
         while _childs_files:  # to tell it from our parent's server
@@ -118,6 +124,8 @@ class StackServer:
         if threading.excepthook == self._note_ended_thread:
             threading.excepthook = self._usual_hook
         self._stop_noting_tasks()
+        self._collections.close()
+        self._stop_following_store()
         self._memory.close()
         os.close(self._file)
         os.close(self._stacks)
@@ -156,7 +164,7 @@ def request_stacks(pids: Iterable[int]) -> None:
     for pid in set(pids) - {os.getpid()}:
         with (
             contextlib.suppress(OSError, ValueError, UnisonoError),
-            _open(pid, "unisono-stack-server") as file,
+            open_memory(pid, "unisono-stack-server") as file,
             mmap.mmap(file, _BYTES) as memory,
         ):
             _post(memory)
@@ -170,7 +178,7 @@ def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]
     if pid == os.getpid():
         return own_stacks()
     try:
-        with _open(pid, "unisono-stack-server") as file, mmap.mmap(file, _BYTES) as memory:
+        with open_memory(pid, "unisono-stack-server") as file, mmap.mmap(file, _BYTES) as memory:
             return _ask_server(pid, memory, meanwhile)
     except (OSError, ValueError, UnisonoError):
         return []
@@ -204,7 +212,7 @@ def _post(memory: mmap.mmap) -> int:
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
     found: list[Stack] = []
-    with _open(pid, "unisono-stacks") as file:
+    with open_memory(pid, "unisono-stacks") as file:
         while not _is_locked(file):  # another process asks
             _pause(meanwhile)
         for thread in busy_threads(pid, number)[:_MOST_THREADS]:
@@ -236,24 +244,6 @@ def _pause(meanwhile: Callable[[], object]) -> None:
     time.sleep(_LOOK_S)
 
 
-@contextlib.contextmanager
-def _open(pid: int, name: str) -> Iterator[int]:
-    """An anonymous file of a process, by its name in /proc."""
-    folder = f"/proc/{pid}/fd"
-    for entry in os.listdir(folder):
-        path = f"{folder}/{entry}"
-        with contextlib.suppress(OSError):
-            if os.readlink(path).startswith(f"/memfd:{name} ("):
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                break
-    else:
-        raise UnisonoError(f"process {pid} has no {name}")
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def whereabouts(
     pid: int,
     endings: Mapping[int, str] | None = None,
@@ -277,6 +267,8 @@ def whereabouts(
     frame = program.program_frame()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
     doing = frame.doing if frame else ""
+    if program.keeps_gil:
+        doing += f"{doing and ', in '}thread {program.thread}, {GIL}"
     ended = [stack for stack in stacks if stack.ended]
     return Whereabouts(
         location=str(frame) if frame else "",
@@ -286,6 +278,8 @@ def whereabouts(
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
         phase=stacks[0].phase,
+        key=program.key,
+        written=program.written,
         failures=tuple(f"thread {stack.thread} {stack.ended}" for stack in ended),
         notes=(*(_of_children(pid, meanwhile) if with_children else ()),),
         is_abandoned=any(not stack.ended.endswith(IN_FUTURE) for stack in ended)
@@ -298,7 +292,7 @@ def _of_children(pid: int, meanwhile: Callable[[], object]) -> list[str]:
     found = []
     for child in children_of(pid)[:_MOST_CHILDREN]:
         with contextlib.suppress(OSError, UnisonoError):
-            with _open(pid, "unisono-stack-server") as file:
+            with open_memory(pid, "unisono-stack-server") as file:
                 number = _HEAD.unpack(os.pread(file, _HEAD.size, 0))[2]
             for stack in _ask_by_signal(child, number, meanwhile)[:1]:
                 own = takewhile(lambda frame: frame.function != "_bootstrap", stack.frames)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections import deque
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from unisono.watch import steps
+from unisono.watch import steps, store_calls
 
 _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -33,6 +34,7 @@ WATCHING = "unisono watch"
 
 _LONGEST_NAME = 80
 _MOST_ENDED = 8
+_WAKES, _NAP_S, _RAN_S = 8, 0.0005, 0.002
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,17 @@ class Frame:
 @dataclass(frozen=True)
 class Stack:
     """A thread's frames, innermost first. `ended` says which exception ended the thread, if one
-    did; for the main thread `phase` is the part of the iteration, if known."""
+    did; for the main thread `phase` is the part of the iteration, if known. `key` is the key of
+    torch's Store that it waits for, `written` are those that its process has set; `keeps_gil`: it
+    runs while the others wait for the GIL."""
 
     thread: str
     frames: tuple[Frame, ...]
     ended: str = ""
     phase: str = ""
+    key: str = ""
+    written: tuple[str, ...] = ()
+    keeps_gil: bool = False
 
     def program_frame(self) -> Frame | None:
         """The innermost frame of the user's program, or else of any."""
@@ -72,31 +79,62 @@ failed_tasks: deque[tuple[weakref.ref[Future[Any]], int, Stack]] = deque(maxlen=
 
 
 def of_program(stacks: Sequence[Stack]) -> Stack:
-    """The stack that shows where the program is: the main thread's, unless only another one is in
-    the user's files."""
-    own = (
+    """The stack that shows where the program is: the main thread's, unless another one keeps the
+    GIL, or only another one is in the user's files."""
+    own = [
         stack
         for stack in stacks
         if not stack.ended and any(is_users(frame.file) for frame in stack.frames)
-    )
-    return next(own, stacks[0])
+    ]
+    return next((stack for stack in own if stack.keeps_gil), (own or stacks)[0])
 
 
 def own_stacks() -> list[Stack]:
     """The stacks of all threads of this process except the watching one, the main thread's first;
     and of threads that an exception has ended."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main = threading.main_thread().ident
+    main, keeper = threading.main_thread().ident, _gil_keeper()
     frames = sys._current_frames()
     order = sorted(frames, key=lambda ident: ident != main)
     living = [
-        Stack(name, _frames_of(frames[ident]), phase=steps.phase if ident == main else "")
+        Stack(
+            name,
+            _frames_of(frames[ident]),
+            phase=steps.phase if ident == main else "",
+            key=store_calls.awaited.get(ident, ""),
+            written=tuple(store_calls.written),
+            keeps_gil=ident == keeper,
+        )
         for ident in order
         if (name := names.get(ident, f"thread {ident}")) != WATCHING
     ]
     frames.clear()  # this one, too: it would keep all others, and what they hold
     tasks = [stack for future, begin, stack in failed_tasks if not _was_raised(future(), begin)]
     return [*living, *ended_threads, *tasks]
+
+
+def _gil_keeper() -> int | None:
+    """The thread that runs while this one waits for the GIL, most of the times that it wakes up."""
+    aside = (threading.main_thread(), threading.current_thread())
+    others = [each for each in threading.enumerate() if each not in aside]
+    before = [_ran_s(thread) for thread in others]
+    begin = time.monotonic()
+    for _ in range(_WAKES if others else 0):
+        time.sleep(_NAP_S)
+    if time.monotonic() - begin < _WAKES * sys.getswitchinterval() / 2:
+        return None
+    ran = [_ran_s(thread) - since_s for thread, since_s in zip(others, before, strict=True)]
+    busy = [thread.ident for thread, ran_s in zip(others, ran, strict=True) if ran_s > _RAN_S]
+    return busy[0] if len(busy) == 1 else None
+
+
+def _ran_s(thread: threading.Thread) -> float:
+    """How long a thread has run on a processor; 0.0 if the system does not say."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
+            return int(file.read().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def note_ended_thread(thread: threading.Thread | None, error: BaseException) -> None:

@@ -17,7 +17,8 @@ class Whereabouts:
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
     its stack is inside a communication library; `source` are the lines around `location`, `callers`
-    the user's lines that led there, the nearest first. `phase` is its part of the iteration.
+    the user's lines that led there, the nearest first. `phase` is its part of the iteration,
+    `key` what it waits for in torch's Store, `written` keys that it has set there.
     `failures` are threads, and tasks of thread pools, that exceptions ended, `notes` are about its
     children; `is_abandoned`: it waits, perhaps for a thread that died. `is_described` unless no
     process of its host says more.
@@ -31,6 +32,8 @@ class Whereabouts:
     source: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
     phase: str = ""
+    key: str = ""
+    written: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_abandoned: bool = False
