@@ -174,8 +174,22 @@ def all_of(comm: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.ranks(RANKS)
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_functional_with_gradients(comm: Communicator, is_compiled: bool) -> None:
+def test_functional_with_gradients(comm: Communicator) -> None:
+    check_gradients(comm, is_compiled=False)
+
+
+@pytest.mark.ranks(2)
+def test_functional_with_gradients_if_compiled(comm: Communicator) -> None:
+    check_gradients(comm, is_compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks([1, 3])
+def test_functional_with_gradients_if_compiled_for_other_ranks(comm: Communicator) -> None:
+    check_gradients(comm, is_compiled=True)
+
+
+def check_gradients(comm: Communicator, is_compiled: bool) -> None:
     """The loss is the sum of all ranks' losses; one process computes it as a whole."""
     given = [x.requires_grad_() for x in rows(comm, 6, 2)]
     program = all_of(comm)

@@ -150,7 +150,7 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 PLANS = {
     "ranking": "all_reduce -n 64 --nodes 8 --topology h100_sharp",
     "two": "broadcast -n 16 --algorithm chain --against lanes --size 1.5K",
-    "sizes": "all_reduce -n 16 --sizes 8:1G --topology a100",
+    "sizes": "all_reduce -n 8 --sizes 8:1M --topology a100",
     "table": "--table -n 12",
     "nccl": "all_reduce --as nccl --topology h100 -n 64 --sizes 8:1M",
     "nccl-one": "all_reduce --as nccl --topology h100 -n 64 --size 1M",

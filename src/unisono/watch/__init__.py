@@ -370,9 +370,8 @@ def profile(path: str | os.PathLike[str] | None = None) -> Iterator[list[Profile
     ...     for _ in range(5):
     ...         unisono.watch.step()
     ...         comm.all_reduce(torch.ones(1000))
-    >>> for profile in profiles:  # one, on rank 0
-    ...     print(profile)
-    medians of ...
+    >>> if comm.rank == 0:
+    ...     assert str(profiles[0]).startswith("medians of")
     >>> unisono.watch.stop()
     """
     from unisono.watch.profiles import ProfileTrace

@@ -100,6 +100,13 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
     return group
 
 
+def tell_closing(group: Group) -> None:
+    """Publish in a group, before this process leaves it, on which line of its program it does;
+    unless it has given a reason already."""
+    if at := native.site_of(sys._getframe(1)):
+        group.write_note(Note.REASON, ABOUT_MESSAGES, f"closed the group at {at}")
+
+
 # -- groups whose communicators are gone ---------------------------------------------------------
 
 _abandoned_groups: list[Group] = []

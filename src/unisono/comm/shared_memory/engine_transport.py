@@ -11,7 +11,14 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, native, works
+from unisono.comm.engine import (
+    abandon_group,
+    end_abandoned_groups,
+    engine_ns,
+    native,
+    tell_closing,
+    works,
+)
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
 from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
 from unisono.comm.meeting.makings import SHRINKS
@@ -19,7 +26,6 @@ from unisono.comm.meeting.membership import JoinRequest, Membership, meet_at
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.reductions import FORM_SHIFT, Reduction, known_reduction
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.record_reader import tell_closing
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
@@ -302,7 +308,7 @@ class EngineTransport(Transport):
                 if absent is not None:
                     self.group.abort(self.exceptions.close_without(absent))
                 else:
-                    tell_closing(self.group, self.membership.rank)
+                    tell_closing(self.group)
             finally:
                 self.group.close()
                 server.close()

@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from unisono.comm.engine import Note, Operation, Status
+from unisono.comm.engine import Note, Operation, Status, tell_closing
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.membership import JoinRequest, Membership, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.record_reader import note_writer, tell_closing
+from unisono.comm.shared_memory.record_reader import note_writer
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 
@@ -99,6 +99,6 @@ class Ledger:
 
     def close(self) -> None:
         """Leave. The records go with the last member."""
-        tell_closing(self.group, self._membership.rank)
+        tell_closing(self.group)
         self.group.close()
         self.on_close()

@@ -8,7 +8,6 @@ import contextlib
 import mmap
 import os
 import struct
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -159,16 +158,6 @@ def leave_reason(text: str) -> None:
         with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
             leave = note_writer(file.fileno(), "reason")
             leave(ABOUT_MESSAGES, text)
-
-
-def tell_closing(group: Group, rank: int) -> None:
-    """Publish in a group, before this process leaves it, on which line of its program it does;
-    unless it has given a reason already."""
-    at = native.site_of(sys._getframe(1))
-    if at and not group.read_note(rank, Note.REASON, ABOUT_MESSAGES):
-        with contextlib.suppress(OSError, ValueError, UnisonoError):
-            writer = note_writer(group.state()["descriptor"], "reason")
-            writer(ABOUT_MESSAGES, f"closed the group at {at}")
 
 
 def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
