@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.cases.primitives import primitive_of
-from unisono.comm.engine import ABOUT_MESSAGES, Note, Operation, Status, native
+from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
 from unisono.comm.reductions import describe_reduction
 from unisono.comm.shared_memory.error_texts import dtype_name
 from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
@@ -23,7 +23,7 @@ from unisono.comm.shared_memory.segment_listeners import listeners
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
-    from unisono.comm.engine.group_types import Group
+    pass
 
 _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
