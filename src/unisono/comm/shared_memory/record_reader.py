@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from unisono.cases.primitives import primitive_of
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
@@ -21,9 +21,6 @@ from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.comm.shared_memory.segment_listeners import listeners
 from unisono.errors import UnisonoError
-
-if TYPE_CHECKING:
-    pass
 
 _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
