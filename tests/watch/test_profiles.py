@@ -249,3 +249,23 @@ def test_a_block_is_profiled_and_nothing_stays_replaced(
         assert "A step of median length" in page
         assert "rank 1" in page
         assert "<svg" in page
+
+
+def test_a_forked_child_adds_nothing_to_its_parents_notes(program: WriteProgram) -> None:
+    script = program("""
+        import os, torch, unisono
+        from unisono.watch.waits import notes_of
+        unisono.init()
+        with unisono.watch.profile():
+            done = torch.futures.Future()
+            done.set_result(1)
+            done.wait()
+            before = len(notes_of(os.getpid()))
+            if (child := os.fork()) == 0:
+                done.wait()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            print(before, len(notes_of(os.getpid())))
+    """)
+    done = script.run(before=("-m", "unisono", "run", "-n", "1", "--no-prefix"))
+    assert done.stdout == "1 1\n", done.stderr

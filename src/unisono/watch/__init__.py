@@ -472,6 +472,7 @@ def _forget() -> None:
     _leave_sanitizer()
     if monitor is not None:
         monitor.leave_to_parent()
+    _stop_noting()
 
 
 if hasattr(os, "register_at_fork"):
