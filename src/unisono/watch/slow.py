@@ -124,10 +124,9 @@ class Slowness:
     def _steps(self) -> tuple[str, list[Counter[int]]]:
         """What a step is, and for each how long the others waited in it for each rank."""
         calls, unit = [*self._calls], "step"
-        starts = find_steps([call.kind for call in calls])
         if len({call.step for call in calls}) > 1:
             parts = [[*part] for _, part in groupby(calls, key=lambda call: call.step)]
-        elif starts and starts.step > 1:
+        elif (starts := find_steps([call.kind for call in calls])).step > 1:
             parts = [calls[begin:end] for begin, end in pairwise(starts)]
         else:
             unit, parts = "call", [[call] for call in calls]

@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import works
 from unisono.comm.shared_memory.segment_listeners import send_notes
+from unisono.errors import UnisonoError
 from unisono.watch import sight, steps
+from unisono.watch.memory_files import open_memory
 
 WAIT, LEFT_RUNNING, BACKWARD, STEP = 1.0, 2.0, 3.0, 4.0
 """A wait; a call that goes on after the function that made it; a backward pass, from its first such
@@ -164,10 +166,6 @@ def notes_in(file: int) -> list[WaitNote]:
 
 def notes_of(pid: int) -> list[WaitNote] | None:
     """The notes of a process of this host; None if it has none, or has ended."""
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(entry.path).startswith(f"/memfd:{_NAME} ("):
-                    with open(entry.path, "rb") as file:
-                        return notes_in(file.fileno())
+    with contextlib.suppress(OSError, UnisonoError), open_memory(pid, _NAME) as file:
+        return notes_in(file)
     return None
