@@ -234,6 +234,19 @@ def test_limits_grow_with_the_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert limits == [(120.0, 10.0)] * 2 + [(360.0, 30.0)] * 2
 
 
+def test_frames_within_a_message_are_no_frames_of_the_program() -> None:
+    """What a rank raised is said, also where its message or a note ends with a stack."""
+    story = (
+        'Traceback (most recent call last):\n  File "chapter_12.py", line 3, in train\n    go()\n'
+        "unisono.errors.CollectiveTimeout: rank 1 has not come\nunisono.watch: it was here:\n"
+        '  File "chapter_12.py", line 9, in train\n    barrier()  # where they meet.'
+    )
+    verdict = checking._explain(CHECKS[11][0], "rank 1 of 2: ", story, Path("chapter_12.py"))
+    said, *more = verdict.problem.splitlines()
+    assert said == "rank 1 of 2: CollectiveTimeout: rank 1 has not come (chapter_12.py, line 9)"
+    assert more[0] == "unisono.watch: it was here:"
+
+
 @pytest.mark.docs
 @pytest.mark.parametrize("number", NUMBERS)
 def test_solutions(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def _check_on_rank(check: FunctionCheck, file: Path, handed_out: str, call_s: fl
 
 def _explain(check: FunctionCheck, where: str, story: str, file: Path) -> Verdict:
     """From a traceback to a sentence: which rank, what, and the last line of the reader's."""
-    _, frames, last = story.rpartition('\n  File "')
-    last = last.partition("\n")[2] if frames else last
-    raised = re.findall(r"^\S.*\Z", last, re.M | re.S) or story.splitlines()[-1:]
+    last = story.rpartition("Traceback (most recent call last):\n")[2]
+    raised = re.findall(r"^\S.*\Z", last, re.M | re.S) or story.splitlines()[-1:]  # below frames
     kind, _, said = raised[0].rstrip().partition(": ")
     name = kind.rpartition(".")[2]
     if name == "NotImplementedError":
