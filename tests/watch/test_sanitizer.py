@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -586,6 +587,17 @@ def test_a_marked_test_fails_by_a_proof(tmp_path: Path) -> None:
     assert "learning rate of ranks 0 and 1 differs since step 0" in done.stdout
     assert "sanitize of pytest.mark.ranks must be True or False, not 'yes'" in done.stdout
     assert "1 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.ranks(2, backend="gloo")
+def test_a_stopped_sanitizer_leaves_no_thread(process_group: Any) -> None:
+    """Such a thread in a call of torch's Store would abort Python's exit."""
+    for _ in range(3):
+        watch.sanitize()
+        model = DistributedDataParallel(small())
+        train(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        watch.stop()
+        assert "unisono sanitizer" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_without_torch_distributed_nothing_happens() -> None:

@@ -47,6 +47,11 @@ class Exchange:
         """This rank's fact; `fact` must be JSON, lists and not tuples. All members tell one."""
         self._mine.put((topic, [*members], fact))
 
+    def abandon(self) -> None:
+        """Tell nothing more, and ask for no outcome."""
+        self._stop.set()
+        self._thread.join(1.0)
+
     def finish(self, has_proof: Callable[[], bool], wait_s: float) -> bool:
         """Write what is left; returns whether any rank has a proof. Waits for the other ranks, but
         for no more than `wait_s`."""

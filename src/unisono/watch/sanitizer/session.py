@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from unisono.watch.sanitizer.replicas import Replicas
 from unisono.watch.sanitizer.verdicts import Discrepancy, Judgement
 
 _END_S = 5.0
+_numbers = itertools.count()
+"""Of the sessions of this process; on all ranks alike."""
 _torch: Any = c10d
 Tell = Callable[[Report], object]
 
@@ -31,7 +34,7 @@ class SanitizerSession:
     def __init__(self, tell: Tell, store: Any = None, rank: int = 0, size: int = 0) -> None:
         self._tell = tell
         self._place = store, rank, size
-        self._pid = os.getpid()
+        self._pid, self._number = os.getpid(), next(_numbers)
         self.proofs: list[Report] = []
         self.hints: list[Report] = []
         self._exchange: Exchange | None = None
@@ -116,7 +119,7 @@ class SanitizerSession:
                 return False
             default = _torch._get_default_store()
             store, rank, size = (
-                _torch.PrefixStore("unisono_sanitizer", default),
+                _torch.PrefixStore(f"unisono_sanitizer/{self._number}", default),
                 dist.get_rank(),
                 dist.get_world_size(),
             )
@@ -137,7 +140,7 @@ class SanitizerSession:
         """Stop; returns whether any rank has a proof, once all have ended or `wait_s` is over."""
         if os.getpid() != self._pid:
             return False
-        self.leave()
+        self._put_back()
         if self._exchange is None:
             self._open()
         exchange, self._exchange = self._exchange, None
@@ -146,7 +149,14 @@ class SanitizerSession:
         return exchange.finish(lambda: bool(self.proofs), _END_S if wait_s is None else wait_s)
 
     def leave(self) -> None:
-        """Put back all that was replaced."""
+        """Stop without an outcome."""
+        self._put_back()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and os.getpid() == self._pid:
+            exchange.abandon()
+
+    def _put_back(self) -> None:
+        """What was replaced."""
         race_module.switch(None)
         self._races.is_over = True
         self._races.look()
