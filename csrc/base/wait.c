@@ -74,10 +74,9 @@ void start_spinning(spinning *s) {
 /* True once the flag is set. */
 static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
-    int looks = is_heard_here(g, peer) ? 1 : 32;
     do {
         if (g->poll) g->poll();
-        for (int spins = 0; spins < looks; spins++) {
+        for (int spins = 0; spins < 32; spins++) {
             if (reached(flag, target)) {
                 end_spin(g, &g->spin, true);
                 return true;
@@ -89,7 +88,7 @@ static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     return false;
 }
 
-/* The same where cores are few. */
+/* The same where cores are few, or hosts may share them. */
 static bool yield(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
     if (!budget_ns) return false;
@@ -97,9 +96,10 @@ static bool yield(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     bool there = false, in_time = true;
     while (!there && in_time &&
            !atomic_load_explicit(&g->segment.header->abort, memory_order_relaxed)) {
-        if (g->is_inner) g->poll();
-        sched_yield();
+        if (g->poll) g->poll();
         there = reached(flag, target);
+        if (!there) sched_yield();
+        there = there || reached(flag, target);
         int64_t now = clock_ns();
         in_time = now - start < budget_ns;
         longest_ns = now - last > longest_ns ? now - last : longest_ns;
@@ -161,9 +161,7 @@ static un_status await_long(un_group *g, int peer, const flag_t *flag, uint64_t 
         relax_cpu();
     }
     prepare_to_block(p);
-    bool yields = g->crowded && !is_heard_here(g, peer);
-    if (yields ? yield(g, peer, flag, target) : !g->crowded && spin(g, peer, flag, target))
-        return UN_OK;
+    if ((g->crowded ? yield : spin)(g, peer, flag, target)) return UN_OK;
 
     if (!p->deadline_ns) p->deadline_ns = clock_ns() + p->call->timeout_ns;
     note_core(g);

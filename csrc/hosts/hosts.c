@@ -371,7 +371,7 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     g->poll = poll_network;
     fill_reach(hs);
     int cores = (int)g->segment.header->cores, here = hs->host[hs->mine].count;
-    g->crowded = here > cores;
+    g->crowded = true; /* hosts may be containers on the same cores */
     g->roomy = 2 * here <= cores;
     g->cut_from = g->direct_from = SIZE_MAX; /* what does not fit into a descriptor takes lanes */
     if (hs->most * (hs->count - 1) * DESCRIBED_OVER_HOSTS <= DESCRIBED_BY_HOST)

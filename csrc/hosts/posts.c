@@ -19,7 +19,7 @@
 #include "hosts/hosts.h"
 
 enum {
-    DIRECT_HOSTS = 4, /* so many send each other their descriptors */
+    DIRECT_HOSTS = 3, /* so many send each other their descriptors */
     HAS_SIZES = 1,    /* what follows a descriptor: the sizes of pairs; */
     IS_CUT = 2,       /* of a payload the parts that ranks on its way need; */
     TO_ROOT = 4,      /* a payload only on the way to the root */
