@@ -7,6 +7,7 @@ import fcntl
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,8 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # A script's `make test &` ignores SIGINT, and everything that it starts would inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
+    if os.environ.get("UNISONO_WATCH") == "1" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
+    elif not os.environ.get("UNISONO_WATCH_FOLDER"):  # else reports would stay behind
+        folder = os.environ["UNISONO_WATCH_FOLDER"] = tempfile.mkdtemp(
+            prefix="unisono-saved-by-tests-"
+        )
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 LEFT_TO_TEST_SLOW = (

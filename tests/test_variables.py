@@ -41,6 +41,7 @@ BAD = {
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_RECORD_KEEPER": "yes",
+    "UNISONO_TERMINAL": "maybe",
     "UNISONO_TEST_CHANNEL": "-3",
 }
 

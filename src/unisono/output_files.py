@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 
 
 def open_at_once(path: str, flags: int) -> int:
@@ -22,3 +23,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Like `Path.write_text`. Raises OSError."""
     with open(path, "w", encoding="utf-8", opener=open_at_once) as file:
         file.write(text)
+
+
+def temporary_folder() -> str:
+    """Where programs of this machine write temporary files: never the current folder, where
+    Python's `tempfile` ends up if there is no other. Raises OSError."""
+    folder = tempfile.gettempdir()
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    if folder == os.getcwd() and folder not in named:
+        raise FileNotFoundError("there is no folder for temporary files")
+    return folder

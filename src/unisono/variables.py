@@ -357,6 +357,9 @@ RECORD_KEEPER = Variable(
     "a watched rank of unisono run: its connection to the launcher",
     _whole(0, "a descriptor"),
 )
+TERMINAL = Variable(
+    "UNISONO_TERMINAL", "1, a rank of unisono run: a terminal shows what it writes", _switch
+)
 TEST_CHANNEL = Variable(
     "UNISONO_TEST_CHANNEL", "a rank of the pytest plugin: its socket", _whole(0, "a descriptor")
 )

@@ -188,6 +188,7 @@ class Folder:
         } | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COLUMNS": "160",
+            "TMPDIR": str(path),  # reports of runs that fail stay behind
             # An editable install is imported before pytest could rewrite it.
             "PYTEST_ADDOPTS": "-p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning",
         }

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # DDP and optimizers would load it, for seconds, in every rank
 import torch.distributed as dist
 
 import unisono.torch_backend.creation
@@ -46,6 +47,8 @@ PEERS_S = 2.0
 HOSTS = {"hosts": 2, "four_hosts": 4}
 """Setups over hosts, and how many; they need root."""
 _GRACE_S = 2.5
+_LOOK_S = 0.5
+"""In this time the watch says that a wait which it has reported is over."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def run_program(
                     told_s = time.monotonic() - start
                     end = min(end, time.monotonic() + grace_s)
                 if told_s and enough(outcome):
-                    break
+                    end, enough = min(end, time.monotonic() + _LOOK_S), lambda _: False
                 time.sleep(0.02)
         finally:  # all of them at once: none has time to tell that another is gone
             said = tuple(_read(file) for file in files)
@@ -153,6 +156,7 @@ def _be_rank(
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.chdir(program.parent)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(ranks)
+    os.environ["UNISONO_WATCH_FOLDER"] = folder
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     torch.set_num_threads(1)
     if setup == "detail":

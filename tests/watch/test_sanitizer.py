@@ -247,9 +247,12 @@ def test_tensor_parallelism_by_hand(process_group: Any) -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("by_autograd", [False, True])
 @pytest.mark.ranks(2, sanitize=True)
-def test_experts_of_one_rank_each(process_group: Any) -> None:
+def test_experts_of_one_rank_each(process_group: Any, by_autograd: bool) -> None:
     """They start with the same numbers, and only the rest of the model is averaged."""
+    from torch.distributed.nn.functional import all_to_all_single
+
     torch.manual_seed(0)
     gate, expert = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD([*gate.parameters(), *expert.parameters()], lr=0.01)
@@ -258,7 +261,10 @@ def test_experts_of_one_rank_each(process_group: Any) -> None:
         optimizer.zero_grad()
         tokens = gate(torch.randn(4, 4))
         received = torch.empty_like(tokens)
-        dist.all_to_all_single(received, tokens.detach())
+        if by_autograd:
+            received = all_to_all_single(received, tokens, group=dist.group.WORLD)
+        else:
+            dist.all_to_all_single(received, tokens.detach())
         (expert(received).square().sum() + tokens.sum()).backward()
         for parameter in gate.parameters():
             assert parameter.grad is not None

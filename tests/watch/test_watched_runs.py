@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from unisono import UnisonoError, watch
+from unisono.watch.journal import Journal
+from unisono.watch.report import Report
+from user_programs import WriteProgram
 
 pytest_plugins = ["pytester"]
 
@@ -84,3 +89,88 @@ def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UnisonoError, match="must be a folder"):
         watch.start()
     assert watch.is_on() == before
+
+
+# -- where reports are, and what is shown of them --------------------------------------------------
+
+LATE = """
+    import os, pathlib, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    folder = pathlib.Path(os.environ["TMPDIR"])
+    while rank and not list(folder.glob("unisono-reports-*/seen-hang-*")):
+        time.sleep(0.01)
+    dist.all_reduce(torch.ones(3))
+    dist.barrier()
+    dist.destroy_process_group()
+    if {fails}:
+        raise {error}("no luck")
+"""
+
+
+@pytest.mark.provokes
+@pytest.mark.parametrize("fails", [False, True], ids=["ends well", "fails"])
+@pytest.mark.parametrize(
+    ("error", "before"),
+    [
+        ("LookupError", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")),
+        ("SystemExit", ("-m", "unisono", "run", "-n", "2")),
+    ],
+    ids=["torchrun", "unisono run"],
+)
+def test_reports_have_a_folder_by_default_which_only_runs_that_fail_leave(
+    program: WriteProgram, tmp_path: Path, error: str, before: tuple[str, ...], fails: bool
+) -> None:
+    here = tmp_path / "temporary"
+    here.mkdir()
+    script = program(LATE.format(fails=fails, error=error))
+    settings = {"UNISONO_WATCH": "1", "UNISONO_WATCH_HANG_S": "1", "UNISONO_WATCH_FOLDER": ""}
+    done = script.run(before=before, environment=settings | {"TMPDIR": str(here)})
+    assert (done.returncode != 0) == fails, done.stderr
+    said = done.stderr.partition("unisono.watch: ")[2]
+    assert re.match(r"rank [01] never reached ", said), done.stderr
+    path = Path(re.findall("the full report: (.*json)", said)[0])
+    assert path.parent.parent == here
+    assert path.exists() == fails
+    assert bool(list(here.glob("unisono-reports-*"))) == fails
+    assert {file.name for file in tmp_path.iterdir()} == {"temporary", "program.py"}
+
+
+MANY = Report(
+    "mismatch", "rank 1 differs", "world", "gloo", details=tuple(f"line {n}" for n in range(30))
+)
+
+
+@pytest.mark.parametrize("terminal", ["0", "1"])
+def test_a_live_report_is_short_on_a_terminal_and_whole_elsewhere(
+    tmp_path: Path,
+    terminal: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("UNISONO_TERMINAL", terminal)
+    Journal(str(tmp_path)).tell(MANY)
+    (path,) = tmp_path.iterdir()
+    lines = caplog.messages[-1].splitlines()
+    assert lines[:2] == ["unisono.watch: rank 1 differs", "  line 0"]
+    assert lines[10].strip() == "line 9"
+    assert lines[11].startswith("  Compare the calls named above")
+    assert lines[12] == f"  the full report: {path}"
+    assert lines[13:] == ([] if terminal == "1" else [f"  line {n}" for n in range(10, 30)])
+    assert watch.load(path).details == MANY.details
+
+
+def test_a_report_that_cannot_be_saved_is_shown_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there is no folder for temporary files, Python's is the current one."""
+    monkeypatch.setenv("UNISONO_TERMINAL", "1")
+    monkeypatch.chdir(tmp_path)
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    Journal("").tell(MANY)
+    assert "the full report could not be written" in caplog.messages[-1]
+    assert "line 29" in caplog.messages[-1]
+    assert not list(tmp_path.iterdir())

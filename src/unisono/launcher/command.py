@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from unisono.launcher.process import check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
-from unisono.output_files import open_at_once
+from unisono.output_files import open_at_once, temporary_folder
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
 from unisono.variables import (
@@ -37,6 +38,7 @@ from unisono.variables import (
     REPLACE,
     SANITIZE,
     SITES,
+    TERMINAL,
     WATCH,
     WATCH_FOLDER,
 )
@@ -197,11 +199,13 @@ def run(**given: Any) -> None:
         crew = Crew(listener, interrupts, values=False, captured=wanted.capture, logs=logs)
         store.listen(crew.selector)
         keeper, inherited = None, []
-        folder = own_folder = stack.enter_context(_own_folder())
+        is_short = is_terminal(sys.stderr) and not wanted.capture
         is_watched = WATCH.read(os.environ | variables) or SANITIZE.read(os.environ)
+        folder = settings_of(forgiving=not is_watched).folder  # one error, before any rank starts
+        own_folder = "" if folder else stack.enter_context(_own_folder())
+        folder = folder or own_folder
         if is_watched:  # the keeper ends after the ranks
-            folder = settings_of().folder or own_folder  # one error, before any rank starts
-            variables[WATCH_FOLDER.name] = folder
+            variables |= {WATCH_FOLDER.name: folder, TERMINAL.name: str(int(is_short))}
             notes: dict[int, int] = {}
             how = wanted.traces(notes), notes, wanted.watch_grace_s, crew.give_up
             keeper = RecordKeeper(*how)
@@ -221,10 +225,9 @@ def run(**given: Any) -> None:
         except RanksFailed as error:
             exit_code = _exit_code(error, crew)
             report = _what_is_known(keeper, crew, main_report(folder, begun_s, crew.ranks))
-            is_short = is_terminal(sys.stderr) and not wanted.capture
             text = write_final_report(error, crew.ranks, report, folder, is_short)
-        if own_folder and not text and os.listdir(own_folder):
-            text = f"unisono: the watch's reports are in {folder}; unisono doctor shows them"
+        if exit_code == 0 and own_folder:
+            shutil.rmtree(own_folder, ignore_errors=True)
     if text:
         print(f"\n{text}", file=sys.stderr)
     raise SystemExit(exit_code)
@@ -313,7 +316,7 @@ def _own_folder() -> Iterator[str]:
     """A new folder for reports, which is removed if it stays empty; "" if none can be made."""
     folder = ""
     with contextlib.suppress(OSError):
-        folder = tempfile.mkdtemp(prefix="unisono-reports-")
+        folder = tempfile.mkdtemp(prefix="unisono-reports-", dir=temporary_folder())
     try:
         yield folder
     finally:

@@ -12,10 +12,9 @@ from unisono.errors import RanksFailed, UnisonoError, name_ranks, plural
 from unisono.launcher.outcomes import Rank, place_of
 from unisono.output_files import write_text
 from unisono.watch.advice import ADVICE
-from unisono.watch.report import Report, global_culprits, load
-from unisono.watch.sanitizer.exit_status import STATUS
+from unisono.watch.exit_status import STATUS
+from unisono.watch.report import Report, global_culprits, in_brief, load
 
-_MOST_EVIDENCE = 10
 _SCREEN = 24
 """After so many lines the headline has left the screen: it is said once more."""
 _WITH_WATCH = "The full report has each rank's stack; with --watch, also what ranks waited for."
@@ -71,15 +70,14 @@ def write_final_report(
     advice = ADVICE.get(kind, (_PROVEN,))[0] if (has_failed and kind) or report else _WITH_WATCH
     evidence = [line.removeprefix("  ") for line in evidence] or _how_they_ended(error, ranks)
     headline = f"unisono run: {headline}"
-    path = os.path.join(folder, f"report-{os.getpid()}.txt")
+    path = os.path.join(folder, f"report-{os.getpid()}.txt") if folder else ""
     try:
-        write_text(path, "\n".join([headline, *evidence, advice, "", rest]).rstrip() + "\n")
-        pointer = f"the full report: {path}"
-    except OSError as problem:
-        pointer, is_short = f"{path} cannot be written: {problem.strerror}", False
-    evidence = evidence[: _MOST_EVIDENCE if is_short else None]
-    lines = [headline, *(f"  {line}" for line in (*evidence, advice, pointer))]
-    if below := (own.traceback.rstrip() if own else "") if is_short else rest:
+        if path:
+            write_text(path, "\n".join([headline, *evidence, advice, "", rest]).rstrip() + "\n")
+    except OSError:
+        path = ""
+    lines = [in_brief(headline, evidence, advice, path, is_short)]
+    if below := (own.traceback.rstrip() if own else "") if is_short and path else rest:
         lines += ["", below]
     if below.count("\n") > _SCREEN:
         lines += ["", headline]

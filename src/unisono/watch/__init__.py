@@ -8,6 +8,7 @@ nccl and mpi are watched from then on.
 monitor.py                    the watching thread; settings.py: its settings
 waiting.py, comparing.py      what it looks for: calls that wait too long, calls that differ
 sight.py, journal.py          what this process sees of its job; the reports that it has made
+exit_status.py                how this process ends
 calls.py                      calls of all connected groups: who waits for whom
 odd_calls.py                  of ranks that wait for each other, those to blame
 differences.py, hangs.py      from records to a verdict: calls that differ, ranks that wait
@@ -52,11 +53,12 @@ from unisono.comm.engine import compare_shapes, native
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.record_reader import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
-from unisono.watch import steps
+from unisono.watch import exit_status, steps
 from unisono.watch.comparing import tell_splits
 from unisono.watch.failure import describe_own_end, report_of_error
 from unisono.watch.host_traces import TOPIC, inbox
 from unisono.watch.job_view import FAREWELL, RECORDS, SPLITS, Answers, look_at_job, open_links
+from unisono.watch.journal import discard_unless_failed
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
@@ -134,7 +136,10 @@ def _start(settings: WatchSettings) -> None:
     torch_support.listener = _watch_torch
     compare_shapes(by_default=True)
     native.keep_sites(True)
-    atexit.register(_at_exit)
+    exit_status.note_exits()
+    atexit.unregister(discard_unless_failed)
+    atexit.register(discard_unless_failed)
+    atexit.register(_at_exit)  # before that one
     if "torch" in sys.modules:
         _watch_torch()
     if settings.profile:
@@ -282,10 +287,8 @@ def _sanitize(*place: Any) -> None:
     if _monitor is None:
         start()
     if _session is None:  # `start` may have done it
-        from unisono.watch.sanitizer.exit_status import note_exits
         from unisono.watch.sanitizer.session import SanitizerSession
 
-        note_exits()
         _session = SanitizerSession(_tell_finding, *place)
 
 
@@ -427,7 +430,7 @@ def _report_of_failure(error: GroupError) -> Report | None:
         _monitor.journal.save(report, "raised")
         here = [call is not None for call in getattr(error, "calls", ())]
         if True in here and error.rank == here.index(True):
-            _logger.warning("unisono.watch: %s", report)
+            _monitor.journal.log(report)
     return report
 
 
@@ -456,11 +459,8 @@ def _at_exit() -> None:
         _last_words()
         has_proof = _finish_sanitizer()
         stop()
-        if has_proof:
-            from unisono.watch.sanitizer import exit_status
-
-            if not exit_status.has_failed():
-                exit_status.end_with(exit_status.STATUS)
+        if has_proof and not exit_status.has_failed():
+            exit_status.end_with(exit_status.STATUS)
 
 
 def _forget() -> None:

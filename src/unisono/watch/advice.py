@@ -43,5 +43,9 @@ ADVICE: Mapping[str, tuple[str, ...]] = {
         "Read the reports of the other machines, too: the machine of the missing rank says where "
         "it is.",
     ),
+    "slow": (
+        "Look at what that rank does meanwhile: more data or work than the others, a slower disk, "
+        "or another program on its cores.",
+    ),
     "failed": ("Read the exception of the rank that failed first; the others follow from it.",),
 }

@@ -106,7 +106,7 @@ class Monitor:
             if group.ledger.name not in self._explained:
                 report = self.explain(group)
                 if report is not None:
-                    _logger.warning("unisono.watch: %s", report)
+                    self.journal.log(report)
 
     def look_for_differences(self) -> None:
         """Report calls of watched groups that differ, before the records go, and close finished
@@ -177,6 +177,6 @@ class Monitor:
                 continue
             self.journal.keep(report)
             if os.getpid() in [rank.pid for rank in report.ranks if rank.arrived][:1]:
-                _logger.warning("unisono.watch: %s", report)
+                self.journal.log(report)
                 if report.kind == "lost":  # it cannot come any more
                     tell_launcher(report.to_text())

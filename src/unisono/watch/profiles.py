@@ -188,9 +188,11 @@ class RankCalls:
             elif note.kind == WAIT:
                 spans.append((note.begin_s, note.end_s))
         self._pieces = sorted(self._divide(_union(spans)), key=lambda piece: piece[0])
-        begins = [(note.begin_s, note.no_core_at_begin_s) for note in notes]
-        ends = [(note.end_s, note.no_core_at_end_s) for note in notes]
-        self._no_core = [(0.0, 0.0), *sorted(begins + ends)]
+        known = [(0.0, 0.0)]  # moments, and how long without a core until then
+        for note in notes:
+            known.append((note.begin_s, note.no_core_at_begin_s))
+            known.append((note.end_s, note.no_core_at_end_s))
+        self._no_core = sorted(known)
         marks = [note.end_s for note in notes if note.kind == STEP]
         self.steps_from, self.ends = ("marks", marks) if len(marks) > 1 else self._find_steps()
 
@@ -300,8 +302,9 @@ def build_profile(
                     shares.add("count", 1, call)
                     shares.add("duration", call.end_s - call.begin_s, call)
             own = whole.of()
-            times = wall_s, wall_s - own[1], rank.no_core_s(moments)
-            steps.append(StepProfile(rank.rank, number, begin_s, *times, *own))
+            no_core_s = rank.no_core_s(moments)
+            times = begin_s, wall_s, wall_s - own[1], no_core_s
+            steps.append(StepProfile(rank.rank, number, *times, *own))
     calls = []
     for key, shares in kinds.items():
         count, duration_s = (shares.times[name] / len(steps) for name in ("count", "duration"))

@@ -21,6 +21,7 @@ from unisono.watch.stacks import lines_of_site
 
 _FORMAT = "unisono report 1"
 Built = TypeVar("Built")
+_MOST_EVIDENCE = 10
 _LAST = 12
 """How many calls of each rank a report keeps."""
 
@@ -207,6 +208,16 @@ def from_text(text: str, origin: str = "this") -> Report:
         return build(Report, found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnisonoError(f"{origin} is not a report of unisono") from error
+
+
+def in_brief(headline: str, evidence: Sequence[str], advice: str, path: str, is_short: bool) -> str:
+    """A report as people read it: the headline, some evidence, what to do, and where all of it is
+    (no `path`: nowhere); then, unless it `is_short`, the rest of the evidence."""
+    where = f"the full report: {path}" if path else "the full report could not be written"
+    lines = [*evidence[:_MOST_EVIDENCE], *filter(None, [advice]), where]
+    if not (is_short and path):
+        lines += evidence[_MOST_EVIDENCE:]
+    return "\n".join([headline, *(f"  {line}" for line in lines)])
 
 
 def global_culprits(report: Report) -> list[int]:

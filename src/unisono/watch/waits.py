@@ -108,7 +108,7 @@ class WaitNotes:
         self._kinds: set[type] = set()
         self._is_waiting = False
         self._pass = -1
-        steps.on_step = lambda: self._is_main() and self._ring.add(STEP, self._ring.now())
+        steps.on_step = self._step
         for name in _METHODS:
             self._replace(Communicator, name, self._leaving)
         for kind in works:
@@ -161,6 +161,10 @@ class WaitNotes:
         original = getattr(owner, name)
         self._replaced.append((owner, name, original))
         setattr(owner, name, functools.wraps(original)(how(original)))
+
+    def _step(self) -> None:
+        if self._is_main():
+            self._ring.add(STEP, self._ring.now())
 
     def _is_main(self) -> bool:
         return threading.get_ident() == self._main

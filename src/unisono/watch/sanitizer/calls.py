@@ -25,7 +25,7 @@ _PASSED_ON = (
     *(_OURS + folder for folder in ("watch", "collectives", "torch_backend", "comm")),
     *(
         os.path.join(os.path.dirname(dist.__file__), name)
-        for name in ("distributed_c10d.py", "c10d_logger.py")
+        for name in ("distributed_c10d.py", "c10d_logger.py", "nn/functional.py")
     ),
 )
 """Files through which a user's call passes before it comes here."""

@@ -136,7 +136,7 @@ class Reductions:
 
     def submitted(self, call: WatchedCall) -> bool:
         """Note a call; returns whether its tensor may be copied into gradients."""
-        self.exchanges_rows |= call.name == "all_to_all" and call.by_user
+        self.exchanges_rows |= call.name == "all_to_all"
         if call.by_user:
             self._wide_calls[call.members] += any(tensor.ndim > 1 for tensor in call.writes)
         if not call.sums or len(call.members) < 2:
