@@ -6,5 +6,5 @@ import importlib.util
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]

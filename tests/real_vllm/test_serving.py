@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from serving import make_model
 
 pytestmark = pytest.mark.vllm
 
@@ -24,6 +26,71 @@ def test_the_same_tokens(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "the same tokens" in ended.stdout
+
+
+KILLED = textwrap.dedent("""
+    import os, signal, sys, threading, time
+    import vllm
+
+    def find_pid(worker):
+        return os.getpid()
+
+    if __name__ == "__main__":
+        engine = vllm.LLM(
+            sys.argv[1], skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+            max_model_len=256, tensor_parallel_size=2, distributed_executor_backend="mp",
+        )
+        victim = engine.collective_rpc(find_pid)[1]
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=200, ignore_eos=True, detokenize=False
+        )
+        prompt = [{"prompt_token_ids": [7, 9, 11, 3]}]
+        engine.generate(prompt, sampling, use_tqdm=False)
+        killed = []
+
+        def kill():
+            killed.append(time.monotonic())
+            os.kill(victim, signal.SIGKILL)
+
+        threading.Timer(0.2, kill).start()
+        try:
+            while True:
+                engine.generate(prompt, sampling, use_tqdm=False)
+        except Exception as error:
+            after = time.monotonic() - killed[0]
+            print(f"RAISED {type(error).__name__} after {after:.3f} s", flush=True)
+        os._exit(0)
+""")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_worker_is_killed(ours: bool, tmp_path: Path) -> None:
+    """The engine raises with unisono as without (`-s` shows when), and with it the log says why."""
+    make_model(tmp_path / "model", 2, 128, 0)
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    environment = os.environ | {
+        "UNISONO_VLLM": str(int(ours)),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(tmp_path),
+    }
+    ended = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "model")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    said = ended.stdout + ended.stderr
+    raised = re.search(r"RAISED \w+ after .* s", said)
+    assert raised, said
+    print(raised[0])
+    assert ("was killed by SIGKILL; this rank was in all_reduce of group vllm tp:0" in said) == ours
 
 
 ENGINE = textwrap.dedent("""
