@@ -21,7 +21,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo docs test test-slow test-exact test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize model mutants latency bench clean
+.PHONY: help demo docs test test-slow test-kills test-exact test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize model mutants latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel address
 
 help: ## list the targets
@@ -38,6 +38,11 @@ test: .venv/.stamp ## run the tests, without the slow ones
 
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
+
+test-kills: export PYTHONDONTWRITEBYTECODE =
+test-kills: .venv/.stamp ## kill ranks in every phase of weight updates, on one host and over two: 15 minutes
+	.venv/bin/python -m pytest -m slow -s tests/training/test_weight_kills.py \
+		tests/hosts/test_weight_kills_over_hosts.py
 
 # As root, Debian's packages are installed where programs are missing: $(call installed,programs,packages)
 installed = test "$$(id -u)" != 0 || which $(1) > /dev/null || { apt-get update --quiet=2 && \

@@ -2,7 +2,6 @@
 
     python benchmarks/weights.py                    2 GB in 400 tensors; needs 12 GB of memory
     python benchmarks/weights.py --bytes 200MB --turns 3
-    python benchmarks/weights.py --kills 1000       a rank is killed in each phase of an update
     sudo python benchmarks/weights.py --hosts       what has changed, between hosts at 1 Gbit/s
 
 One sender, one receiver, in the same processes and in turns: a transactional update without and
@@ -13,11 +12,8 @@ separately. Then four senders hold a quarter of the model each, and two workers 
 receive by a LoadPlan: the most memory that each rank had above what it had before it created its
 weights, in its own shards.
 
---kills runs two trainers and two engines on one host, with whole tensors, with parts by a LoadPlan
-or with int8. One of them is killed in each phase of an update by turns, and the others' exceptions
-are timed from there: all survivors must serve one version, and say which. With --hosts, which are
-network namespaces, one engine, then an engine of two ranks, gets everything, and then what has
-changed.
+With --hosts, which are network namespaces, one engine, then an engine of two ranks, gets
+everything, and then what has changed.
 """
 
 from __future__ import annotations
@@ -25,11 +21,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
 import os
 import platform
-import random
-import signal
 import statistics
 import sys
 import tempfile
@@ -144,167 +137,6 @@ def measure_memory(nbytes: int) -> float:
     return (most - before) * 1024 / (part[0] * columns * 4 * TENSORS)
 
 
-# -- kills -----------------------------------------------------------------------------------------
-
-KILLED_SHAPE = (512, 256)
-PHASES = [
-    "plan",
-    "announce",
-    "transfer",
-    "checksum",
-    "vote",
-    "decision",
-    "swap",
-    "acknowledge",
-]
-KINDS = ["whole", "parts", "quantised"]
-
-
-def be_killed_or_survive(
-    number: int, rank: int, victim: int, phase: str, kind: str, pipe: Any
-) -> None:
-    """Ranks 0 and 1 train and hold half of the rows each, ranks 2 and 3 serve all rows, or half of
-    them. The victim dies when version 2 comes to this phase; the others report what they serve."""
-    import torch
-
-    from unisono import Communicator, WeightUpdateError
-    from unisono.training import (
-        LoadPlan,
-        QuantizedWeights,
-        WeightReceiver,
-        WeightSender,
-        WeightShard,
-    )
-    from unisono.training.weights.transfers import Transfers
-
-    torch.set_num_threads(1)
-    comm = Communicator.join(f"kills-{os.getppid()}-{number}", rank, 4)
-    rows, columns = KILLED_SHAPE
-    names = [f"layer.{i}" for i in range(40)]
-
-    def die(*_: object) -> None:
-        pipe.send(time.monotonic())
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def die_in_transfer(done: int, total: int) -> None:
-        if rank == victim and phase == "transfer" and engine.version == 1 and 2 * done >= total:
-            die()
-
-    served: dict[str, torch.Tensor] = {}
-    engine: Any
-    if rank < 2:
-        part = (rows // 2, columns)
-        held = {
-            name: WeightShard(torch.ones(part), (rows, columns), (rank * part[0], 0))
-            for name in names
-        }
-        weights: Any = held
-        if kind == "quantised":
-            trainers = comm.split([0, 1])
-            weights = QuantizedWeights(held, "int8_channels", lambda name: True, group=trainers)
-        engine = WeightSender(comm, weights, bucket_bytes=1 << 20, progress=die_in_transfer)
-    else:
-        mine = slice(0, rows // (rank - 1))
-        dtype = torch.int8 if kind == "quantised" else torch.float32
-        if kind == "whole":
-            mine = slice(0, rows)
-        served = {name: torch.zeros(rows, columns)[mine].to(dtype) for name in names}
-        if kind == "quantised":
-            served |= {f"{name}_scale": torch.zeros(rows, 1)[mine] for name in names}
-        weights = served
-        if kind != "whole":
-
-            def load(pairs: Any) -> None:
-                for name, tensor in pairs:
-                    served[name].copy_(tensor[mine])
-
-            whole = {
-                name: torch.empty(rows, each.shape[1], dtype=each.dtype, device="meta")
-                for name, each in served.items()
-            }
-            weights = LoadPlan(load, whole)
-        engine = WeightReceiver(comm, weights, progress=die_in_transfer)
-    engine.update()
-    comm.barrier()
-    engine.attach(comm)  # the plan is made anew
-    if rank < 2:
-        for shard in held.values():
-            shard.tensor.fill_(2)
-    if rank == victim:
-        protocol = engine._protocol
-        methods = {"plan": "agree", "announce": "meet", "vote": "decide"}
-        if phase in methods:
-            setattr(protocol, methods[phase], die)
-        elif phase == "checksum":
-            Transfers._find_damage = die
-        elif phase == "decision":  # all votes are seen
-            Communicator.decide = die
-        elif phase == "swap":
-            if rank < 2:
-                engine._exported.keep = die
-            else:
-                engine._change_over = die
-        elif phase == "acknowledge":
-            exchange = protocol.exchange
-            protocol.exchange = lambda *mine: die() if protocol.committed else exchange(*mine)
-    try:
-        engine.update()
-        told_s, committed = time.monotonic(), True
-    except WeightUpdateError as error:
-        told_s, committed = time.monotonic(), error.committed
-    # a row is the version: as it is, or as a scale, whose largest value is 127
-    values = {n: e.float() for n, e in served.items() if not n.endswith("_scale")}
-    scales = {name: served.get(f"{name}_scale", torch.ones(1)) for name in values}
-    versions = {
-        round(float(each))
-        for name, value in values.items()
-        for each in (value * scales[name]).aminmax()
-    }
-    pipe.send((told_s, committed, sorted(versions or {1 + committed}), engine.version))
-
-
-def measure_kills(count: int) -> dict[str, list[float]]:
-    """For each phase, of each kill the seconds until the last survivor had its exception."""
-    import unisono.training  # noqa: F401  before the processes are forked
-
-    made, chance = multiprocessing.get_context("fork"), random.Random(0)
-    took: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    for number in range(count):
-        phase, kind = PHASES[number % len(PHASES)], chance.choice(KINDS)
-        victim = chance.randrange(4)
-        ends = [made.Pipe() for _ in range(4)]
-        ranks = [
-            made.Process(
-                target=be_killed_or_survive,
-                args=(number, rank, victim, phase, kind, ends[rank][1]),
-            )
-            for rank in range(4)
-        ]
-        for process in ranks:
-            process.start()
-        died_s = receive(ends[victim][0])
-        stories = [receive(end) for rank, (end, _) in enumerate(ends) if rank != victim]
-        for process in ranks:
-            process.join()
-        told = phase, kind, victim, stories
-        assert (
-            len({(committed, *served, version) for _, committed, served, version in stories}) == 1
-        ), told
-        _, committed, served, version = stories[0]
-        assert served == [version] == [1 + committed], told
-        if phase in ("plan", "announce", "transfer", "checksum"):
-            assert not committed, told
-        if phase in ("swap", "acknowledge"):
-            assert committed, told
-        took[phase].append(max(told_s for told_s, *_ in stories) - died_s)
-    return took
-
-
-def receive(end: Any) -> Any:
-    assert end.poll(60), "a rank has said nothing for a minute"
-    return end.recv()
-
-
 # -- hosts -----------------------------------------------------------------------------------------
 
 ON_HOSTS = "import weights, sys; weights.update_over_hosts(int(sys.argv[1]), int(sys.argv[2]))"
@@ -394,19 +226,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("2GB"), metavar="SIZE")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
-    parser.add_argument("--kills", type=int, default=0, metavar="COUNT")
     parser.add_argument("--hosts", action="store_true")
     options = parser.parse_args(arguments)
-    if options.kills:
-        took = measure_kills(options.kills)
-        for phase, times in took.items():
-            if times:
-                print(
-                    f"{phase:<12}{len(times):5} kills: exceptions after a median of "
-                    f"{1e3 * statistics.median(times):.1f} ms, at most {1e3 * max(times):.1f} ms"
-                )
-        print(f"{options.kills} kills, all survivors of one version")
-        return 0
     if options.hosts:
         for engine, lines in measure_hosts(options.bytes, options.turns).items():
             print("\n".join([engine, *(f"  {line}" for line in lines)]))

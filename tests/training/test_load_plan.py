@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -198,6 +200,26 @@ def test_what_a_loader_raises_is_raised() -> None:
 
     with pytest.raises(WeightUpdateError, match="what it has written before"):
         LoadPlan(read_back, {"w": torch.empty(2, device="meta")})
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_what_cannot_be_written_is_refused_before_a_vote(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "w.npy", numpy.zeros(4, numpy.int8))
+    mapped = torch.from_numpy(numpy.load(tmp_path / "w.npy", mmap_mode="r"))
+    served = torch.zeros(4, dtype=torch.int8)
+
+    def refuse(error: type[Exception], why: str, write: Callable[[torch.Tensor], object]) -> None:
+        with pytest.raises(error, match=why):
+            LoadPlan(
+                lambda pairs: [write(each) for _, each in pairs],
+                {"w": torch.empty(4, dtype=torch.int8, device="meta")},
+            )
+
+    refuse(ValueError, "'w' is in read-only memory", mapped.copy_)
+    refuse(ValueError, "'w' is expanded", served[:1].expand(4).copy_)
+    refuse(RuntimeError, "must match the size", lambda each: served.add_(each[:3]))
+    refuse(RuntimeError, "overflow", lambda each: served.fill_(1000))
+    assert served.eq(0).all()
 
 
 # -- updates -----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def matrix(dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def everywhere(name: str) -> bool:
-    return name == "w"
+    return name != "norm"
 
 
 def quantized(weights: Any, form: Any) -> dict[str, torch.Tensor]:
@@ -154,3 +154,34 @@ def test_shards_give_what_the_whole_gives(comm: Communicator, form: Any) -> None
             assert torch.equal(served[name].view(torch.uint8), tensor.view(torch.uint8)), name
         receiver.update()
         assert receiver.version == 2
+
+
+@pytest.mark.ranks(3)
+def test_trainers_of_other_layers_and_one_that_fails(comm: Communicator) -> None:
+    """Two stages of a pipeline share a weight, of which the second has nothing; then one of the
+    second's is no matrix, which all learn of at once."""
+    trainers = comm.split([0, 1])
+    if comm.rank < 2:
+        rows = (1, 0)[comm.rank]
+        weights: dict[str, Any] = {
+            "w": WeightShard(torch.ones(rows, 5), (1, 5), (comm.rank, 0)),
+            f"layer.{comm.rank}": matrix(),
+        }
+        chosen = QuantizedWeights(weights, "fp8_blocks", everywhere, group=trainers)
+        party: Any = WeightSender(comm, chosen)
+    else:
+        made = quantized(
+            {"w": torch.ones(1, 5), "layer.0": matrix(), "layer.1": matrix()}, "fp8_blocks"
+        )
+        served = {name: torch.zeros_like(tensor) for name, tensor in made.items()}
+        party = WeightReceiver(comm, served)
+    party.update()
+    if comm.rank == 2:
+        for name, tensor in made.items():
+            assert torch.equal(served[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    if comm.rank == 1:
+        weights["layer.1"] = torch.zeros(3)
+    with pytest.raises(WeightUpdateError, match=r"every engine keeps.*'layer.1' is no matrix"):
+        party.update(timeout_s=30)
+    assert party.version == 1
+    party.close()

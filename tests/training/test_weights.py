@@ -209,11 +209,12 @@ def test_memory_that_cannot_be_written_is_refused_before_anything_moves(
     with warnings.catch_warnings():  # torch does not take note of it, and says so
         warnings.simplefilter("ignore", UserWarning)
         mapped = torch.from_numpy(numpy.load(tmp_path / "b.npy", mmap_mode="r"))
-    for version in (1, 2):  # the second time after an update
+    wrong = {"in read-only": mapped, "expanded": writable[:1].expand(5000)}
+    for version, why in enumerate(wrong, 1):  # the second time after an update
         if comm.rank == 2:
-            weights["b"] = mapped
+            weights["b"] = wrong[why]
         before = weights["a"].clone()
-        with pytest.raises(WeightUpdateError, match=r"rank 2: .* 'b' is in read-only") as caught:
+        with pytest.raises(WeightUpdateError, match=f"rank 2: .* 'b' is {why}") as caught:
             update()
         assert list(caught.value.failed) == [2]
         assert not caught.value.group_ended

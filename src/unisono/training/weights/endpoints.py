@@ -21,7 +21,14 @@ from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, ope
 from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.shards import Held, MappedPlace, WeightReader, WeightShard
+from unisono.training.weights.shards import (
+    Held,
+    Known,
+    MappedPlace,
+    WeightReader,
+    WeightShard,
+    check_writable,
+)
 from unisono.training.weights.staging import WeightStaging, do_all_or_none, view_of
 from unisono.training.weights.transfers import Progress, Transfers
 from unisono.world.world import resolve
@@ -349,7 +356,7 @@ class WeightReceiver(_Endpoint):
         self._partial = partial
         self._alias = alias
         self._staging = WeightStaging()
-        self._writable: set[int] = set()  # addresses of weights
+        self._writable: set[Known] = set()
         self._served_by: Transfers | None = None
         """The plan by which the engine serves the trainer's memory. While its tensors are still
         there, an update with the same plan changes only the version."""
@@ -424,7 +431,7 @@ class WeightReceiver(_Endpoint):
                 self._staging.check_can_serve(mine)
             return
         if own is not None and self._commit is None:
-            own.check_writable(self._writable)
+            check_writable(own.tensors.items(), self._writable)
         if plan.options.transactional:
             # `prepare` and `commit` get all new tensors
             waits = self._commit is None and self._prepare is None

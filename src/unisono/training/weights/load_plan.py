@@ -22,7 +22,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from unisono.collectives.ragged import flat_bytes
 from unisono.errors import WeightUpdateError
-from unisono.training.weights.shards import Box, HeldTensor, Lengths, WeightShard, part_key
+from unisono.training.weights.shards import (
+    Box,
+    HeldTensor,
+    Known,
+    Lengths,
+    WeightShard,
+    check_writable,
+    part_key,
+)
 from unisono.training.weights.transfers import writing_to
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
@@ -80,6 +88,7 @@ class LoadPlan:
         """Whether the loader gets whole tensors with data instead of stand-ins."""
         self.steps: list[Step] = []
         """What the last `prepare` has left to `commit`."""
+        self._writable: set[Known] = set()  # of what the loader writes to
         self.parts, self.whole = self._record()
         self.bytes = sum(
             box.count * self._kinds[name].element_size()
@@ -137,10 +146,20 @@ class LoadPlan:
 
     def _run(self, fetch: Fetch, write: Write | None, shows_values: bool = False) -> None:
         """Run the loader on stand-ins for what `fetch` returns, or on that itself."""
-        mode = _StandIns(fetch, write)
+        at = ""
+        written: list[tuple[str, torch.Tensor]] = []
+
+        def keep(step: Step) -> None:
+            written.extend((at, each) for each in _written_by(step))
+            assert write is not None
+            write(step)
+
+        mode = _StandIns(fetch, write and keep)
 
         def pairs() -> Iterator[tuple[str, torch.Tensor]]:
+            nonlocal at
             for name, kind in self._kinds.items():
+                at = name
                 if shows_values or self._shows_values:
                     yield name, mode.own(fetch(name, _whole(kind.shape)))
                 else:
@@ -148,6 +167,7 @@ class LoadPlan:
 
         with torch.no_grad(), mode:
             self._load(pairs())
+        check_writable(written, self._writable)
 
     def _record(self) -> tuple[dict[str, list[Box]], tuple[str, ...]]:
         """What the loader reads of each tensor, and what it needs whole."""
@@ -194,7 +214,18 @@ class LoadPlan:
 
         expected: list[str] = []
         found: list[str] = []
-        self._run(whole_of, lambda step: expected.append(_digest(step)), shows_values=True)
+
+        def attempt(step: Step) -> None:
+            expected.append(_digest(step))
+            into = {id(each) for each in _written_by(step)}
+            args, kwargs = tree_map_only(
+                torch.Tensor,
+                lambda each: each.clone() if id(each) in into else each,
+                (step.args, step.keywords),
+            )
+            step.func(*args, **kwargs)  # after a vote it would be too late to raise
+
+        self._run(whole_of, attempt, shows_values=True)
         self._run(part_of, lambda step: found.append(_digest(step)))
         if expected != found:
             equal = sum(a == b for a, b in zip(expected, found, strict=False))

@@ -5,13 +5,14 @@ The formulas are those of vLLM's quantisers, by torch's operators alone: the sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 
+from unisono.collectives.objects import all_gather_object
 from unisono.training.weights.shards import HeldTensor, WeightShard, held_tensor, pairs_of
-from unisono.world.world import resolve
 
 Form = Literal["fp8", "fp8_blocks", "int8_channels"]
 
@@ -53,32 +54,46 @@ class QuantizedWeights:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Any]]:
+        try:
+            pairs, chosen, largest = self._read()
+        except Exception as error:
+            if self._group is not None:  # where the others wait
+                all_gather_object((str(error), {}), self._group)
+            raise
+        if self._group is not None:
+            for problem, theirs in all_gather_object(("", largest), self._group):
+                if problem:
+                    raise ValueError(problem)
+                largest = theirs | {
+                    name: max(most, theirs.get(name, 0.0)) for name, most in largest.items()
+                }
+        for name, most in largest.items():
+            if most == math.inf:
+                raise ValueError(f"the weight {name!r} has NaN or infinite elements")
+        for name, value in pairs:
+            if name in chosen:
+                number = torch.tensor(largest[name], dtype=torch.float32)
+                yield from _FORMS[self._form](name, chosen[name], number, self._group)
+            else:
+                yield name, value
+
+    def _read(self) -> tuple[list[tuple[str, Any]], dict[str, HeldTensor], dict[str, float]]:
+        """The weights, the chosen ones, and their largest magnitudes."""
         pairs = list(pairs_of(self._weights))
         chosen = {name: held_tensor(name, value) for name, value in pairs if self._names(name)}
         for name, held in chosen.items():
             if not held.tensor.is_floating_point() or len(held.whole) != 2:
                 raise ValueError(f"the weight {name!r} is no matrix of floating-point numbers")
-        largest = {name: _largest(held.tensor) for name, held in chosen.items()}
-        if self._group is not None and largest:
-            together = torch.stack(list(largest.values())).nan_to_num(torch.inf, posinf=torch.inf)
-            resolve(self._group).all_reduce(together, "max")
-            largest = dict(zip(largest, together.unbind(), strict=True))
-        for name, most in largest.items():
-            if not most.isfinite():
-                raise ValueError(f"the weight {name!r} has NaN or infinite elements")
-        for name, value in pairs:
-            if name in chosen:
-                yield from _FORMS[self._form](name, chosen[name], largest[name], self._group)
-            else:
-                yield name, value
+        return pairs, chosen, {name: _largest(held.tensor) for name, held in chosen.items()}
 
 
-def _largest(tensor: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude, or what is not finite."""
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude; infinity if an element is not finite."""
     if not tensor.numel():
-        return torch.zeros(())
+        return 0.0
     low, high = tensor.aminmax()
-    return torch.maximum(low.abs(), high.abs()).float().cpu()
+    most = float(torch.maximum(low.abs(), high.abs()).float())
+    return most if math.isfinite(most) else math.inf
 
 
 def _or_one(scale: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
@@ -103,7 +118,8 @@ def _fp8(name: str, held: HeldTensor, largest: torch.Tensor, group: Any) -> Iter
 
 def _fp8_blocks(name: str, held: HeldTensor, largest: torch.Tensor, group: Any) -> Iterator[Any]:
     for begin, length, whole in zip(held.box.offset, held.box.shape, held.whole, strict=True):
-        if begin % _BLOCK or ((begin + length) % _BLOCK and begin + length != whole):
+        cuts = begin % _BLOCK or ((begin + length) % _BLOCK and begin + length != whole)
+        if cuts and held.box.count:
             raise ValueError(
                 f"the weight {name!r}: the shard {held.box.shape} at {held.box.offset} of "
                 f"{held.whole} cuts blocks of {_BLOCK} x {_BLOCK}"

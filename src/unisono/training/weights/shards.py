@@ -128,25 +128,35 @@ class Held(Mapping[str, HeldTensor]):
         devices = {tensor.device for tensor in self.tensors.values()}
         return all(each.type == device.type for each in devices)
 
-    def check_writable(self, known: set[int]) -> None:
-        """Raise ValueError, with the name, for a tensor whose memory is mapped read-only: to write
-        there would kill the process. Later only addresses that are not `known` are looked up."""
-        memory = {name: t.untyped_storage() for name, t in self.tensors.items() if t.is_cpu}
-        where = {storage.data_ptr() for storage in memory.values()}
-        if where <= known:
-            return
-        with open("/proc/self/maps") as maps:  # a millisecond
-            lines = [line.split(maxsplit=2) for line in maps]
-        places = [place.split("-") for place, access, _ in lines if "w" not in access]
-        spans = [(int(begin, 16), int(end, 16)) for begin, end in places]
-        for name, storage in memory.items():
-            before = bisect_left(spans, (storage.data_ptr() + storage.nbytes(),))
-            if before and spans[before - 1][1] > storage.data_ptr():
-                why = "is in read-only memory, such as that of a file mapped with mode 'r'"
-                raise ValueError(f"the weight {name!r} {why}: pass a copy, tensor.clone()")
-        if len(known) > 2 * len(where):  # an engine has two copies of its weights
-            known.clear()
-        known |= where
+
+Known = tuple[int, bool]
+"""The address of a tensor's memory, and whether there is a stride of 0."""
+
+
+def check_writable(weights: Iterable[tuple[str, torch.Tensor]], known: set[Known]) -> None:
+    """Raise ValueError, with the name, for a tensor that cannot be written to: its elements share
+    memory, or it is mapped read-only, and to write there would kill the process. Later only
+    tensors that are not `known` are looked up."""
+    memory = [(name, t, t.untyped_storage()) for name, t in weights if t.is_cpu]
+    where = {(storage.data_ptr(), 0 in tensor.stride()) for _, tensor, storage in memory}
+    if where <= known:
+        return
+    with open("/proc/self/maps") as maps:  # a millisecond
+        lines = [line.split(maxsplit=2) for line in maps]
+    places = [place.split("-") for place, access, _ in lines if "w" not in access]
+    spans = [(int(begin, 16), int(end, 16)) for begin, end in places]
+    for name, tensor, storage in memory:
+        why = ""
+        before = bisect_left(spans, (storage.data_ptr() + storage.nbytes(),))
+        if before and spans[before - 1][1] > storage.data_ptr():
+            why = "is in read-only memory, such as that of a file mapped with mode 'r'"
+        elif any(n > 1 and not by for n, by in zip(tensor.shape, tensor.stride(), strict=True)):
+            why = "is expanded: its elements share memory"
+        if why:
+            raise ValueError(f"the weight {name!r} {why}: pass a copy, tensor.clone()")
+    if len(known) > 2 * len(where):  # an engine has two copies of its weights
+        known.clear()
+    known |= where
 
 
 @dataclass(frozen=True)
