@@ -12,7 +12,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from serving import make_model
+from namespaces import Link, network, start_on
+
+from serving import SETTINGS, make_model
 
 pytestmark = pytest.mark.vllm
 
@@ -69,16 +71,14 @@ def test_a_worker_is_killed(ours: bool, tmp_path: Path) -> None:
     make_model(tmp_path / "model", 2, 128, 0)
     program = tmp_path / "killed.py"
     program.write_text(KILLED)
-    environment = os.environ | {
-        "UNISONO_VLLM": str(int(ours)),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CACHE_ROOT": str(tmp_path),
-    }
+    environment = (
+        os.environ
+        | SETTINGS
+        | {
+            "UNISONO_VLLM": str(int(ours)),
+            "VLLM_CACHE_ROOT": str(tmp_path),
+        }
+    )
     ended = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "model")],
         env=environment,
@@ -91,6 +91,64 @@ def test_a_worker_is_killed(ours: bool, tmp_path: Path) -> None:
     assert raised, said
     print(raised[0])
     assert ("was killed by SIGKILL; this rank was in all_reduce of group vllm tp:0" in said) == ours
+
+
+LAUNCHED = textwrap.dedent("""
+    import os, sys
+    import vllm
+
+    if __name__ == "__main__":
+        engine = vllm.LLM(
+            sys.argv[1], skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+            max_model_len=128, tensor_parallel_size=2, seed=0,
+            distributed_executor_backend="external_launcher",
+        )
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=24, ignore_eos=True, detokenize=False
+        )
+        prompt = [{"prompt_token_ids": [7, 9, 11, 3]}]
+        outputs = engine.generate(prompt, sampling, use_tqdm=False)
+        print("TOKENS", list(outputs[0].outputs[0].token_ids), flush=True)
+        os._exit(0)
+""")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
+def test_two_hosts(tmp_path: Path) -> None:
+    """They generate what one host does with vLLM's kernel, which serves no two hosts."""
+    model, program = tmp_path / "model", tmp_path / "launched.py"
+    make_model(model, 2, 128, 0)
+    program.write_text(LAUNCHED)
+    said: dict[tuple[int, int], list[list[str]]] = {}
+    with network(2, Link(int(1e9))) as made:
+        for placement in (0, 0), (0, 1):
+            folder = tmp_path / f"on{placement[1]}"
+            folder.mkdir()
+            ranks = [
+                start_on(
+                    made.hosts[host],
+                    [sys.executable, str(program), str(model)],
+                    folder / f"rank{rank}",
+                    os.environ
+                    | SETTINGS
+                    | {
+                        "UNISONO_VLLM": str(placement[1]),
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank if host == 0 else 0),
+                        "WORLD_SIZE": "2",
+                        "MASTER_ADDR": made.hosts[0].ipv4,
+                        "MASTER_PORT": "29400",
+                        "GLOO_SOCKET_IFNAME": "eth0",
+                        "VLLM_HOST_IP": made.hosts[host].ipv4,
+                        "VLLM_CACHE_ROOT": str(tmp_path),
+                    },
+                )
+                for rank, host in enumerate(placement)
+            ]
+            assert [rank.wait(240, ranks) for rank in ranks] == [0, 0], ranks[0].text()
+            said[placement] = [re.findall("TOKENS .*", rank.text()) for rank in ranks]
+    assert said[0, 1] == said[0, 0]
+    assert all(map(len, said[0, 1])), said
 
 
 ENGINE = textwrap.dedent("""
