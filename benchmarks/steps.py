@@ -16,10 +16,12 @@ turn: the communication that is not hidden. "one thread" is unisono on a group w
 one thread (UNISONO_COPY_THREADS=1). All variants run in the same processes and take turns, in an
 order that is shuffled each time. A turn takes as long as its slowest rank. Figures are medians.
 
-With --profile "truth" is how much longer a variant takes than "nothing", "exposed" is what the
-profile says, both in the mean of the ranks, and "error" their difference in percent of the step.
-"cost" is how much longer a step takes while it is profiled, in percent; the turns with and without
-a profile alternate. "nothing" shows what the profile takes for communication where there is none.
+With --profile "truth" is how much longer a variant takes than "nothing", in the mean of the ranks.
+"exposed" and "no core" are what the profile says; their sum, less that of "nothing", is what
+communication costs by the profile, and "error" is how much that is from the truth, in percent of
+the step. "cost" is how much longer a step takes while it is profiled, in percent; the turns with
+and without a profile alternate. "CPU" is the time that the watching thread runs meanwhile, in
+percent of the step: it does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +46,7 @@ from two_backends import TwoBackends
 
 import unisono
 from unisono import variables
+from unisono.watch.stacks import WATCHING
 
 PARTS = ("ddp", "fsdp")
 WIDTH, LAYERS = 1024, 24
@@ -70,12 +74,14 @@ class ProfileRow:
     step_ms: float
     truth_ms: float
     exposed_ms: float
+    no_core_ms: float
     error: float
     cost: float
+    cpu: float
 
     def __str__(self) -> str:
-        times = f"{self.step_ms:10.1f}{self.truth_ms:10.1f}{self.exposed_ms:10.1f}"
-        return f"  {self.mode:10}{self.way:18}{times}{self.error:10.1f}{self.cost:10.1f}"
+        figures = list(asdict(self).values())[2:]
+        return f"  {self.mode:8}{self.way:16}" + "".join(f"{figure:8.1f}" for figure in figures)
 
 
 @dataclass(frozen=True)
@@ -136,34 +142,46 @@ class Rank(TwoBackends):
         end of what is timed: every other step of a profile is between two of them."""
         plain: dict[Way, list[float]] = {way: [] for way in ways}
         profiled: dict[Way, list[float]] = {way: [] for way in ways}
-        walls: dict[Way, list[float]] = {way: [] for way in ways}
-        exposed: dict[Way, list[float]] = {way: [] for way in ways}
+        cpu_s: dict[Way, list[float]] = {way: [] for way in ways}
+        steps: dict[Way, list[Any]] = {way: [] for way in ways}
         order, shuffler = list(ways), random.Random(1)
+        watching = next(t for t in threading.enumerate() if t.name == WATCHING)
+        clock = time.pthread_getcpuclockid(watching.ident or 0)
         for _ in range(self.turns):
             shuffler.shuffle(order)
             for way in order:
                 plain[way].append(self.slowest(self.time_ms(way)))
             with unisono.watch.profile() as profiles:
                 for way in order:
+                    begin_s = time.clock_gettime(clock)
                     profiled[way].append(self.slowest(self.time_ms(way, unisono.watch.step)))
+                    cpu_s[way].append(time.clock_gettime(clock) - begin_s)
                 unisono.watch.step()
             for profile in profiles:
                 for step in profile.steps:
                     if step.step % 2 == 0:
-                        walls[order[step.step // 2]].append(step.wall_s * 1e3)
-                        exposed[order[step.step // 2]].append(step.exposed_s * 1e3)
+                        steps[order[step.step // 2]].append(step)
             self.comm.barrier()
         if self.rank:
             return []
-        floors = {way.mode: statistics.median(walls[way]) for way in ways if way.name == NOTHING}
+
+        def median_ms(way: Way, *names: str) -> float:
+            sums = [sum(getattr(step, f"{name}_s") for name in names) for step in steps[way]]
+            return statistics.median(sums) * 1e3
+
+        floors = {way.mode: way for way in ways if way.name == NOTHING}
         rows = []
         for way in ways:
-            step_ms, said_ms = statistics.median(walls[way]), statistics.median(exposed[way])
-            truth_ms = step_ms - floors[way.mode]
-            error = 100 * (said_ms - truth_ms) / step_ms
+            floor, step_ms = floors[way.mode], median_ms(way, "wall")
+            truth_ms = step_ms - median_ms(floor, "wall")
+            parts = "exposed", "no_core"
+            error_ms = median_ms(way, *parts) - median_ms(floor, *parts) - truth_ms
             ratios = [a / b for a, b in zip(profiled[way], plain[way], strict=True)]
-            cost = 100 * (statistics.median(ratios) - 1)
-            rows.append(ProfileRow(way.mode, way.name, step_ms, truth_ms, said_ms, error, cost))
+            percents = error_ms / step_ms, statistics.median(ratios) - 1
+            cpu = sum(cpu_s[way]) * 1e3 / sum(profiled[way])
+            said_ms = (median_ms(way, part) for part in parts)
+            figures = step_ms, truth_ms, *said_ms, *(100 * part for part in (*percents, cpu))
+            rows.append(ProfileRow(way.mode, way.name, *figures))
         return rows
 
     def time_ms(self, way: Way, mark: Callable[[], object] = lambda: None) -> float:
@@ -341,9 +359,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
     print(f"{options.ranks} ranks, {cores} cores ({platform.machine()}), median ms")
-    heads = ("step", "truth", "exposed", "error %", "cost %")
-    shown = heads if options.profile else ("step", "more")
-    print(f"  {'':28}" + "".join(f"{head:>10}" for head in shown), flush=True)
+    if options.profile:
+        heads = "step", "truth", "exposed", "no core", "error %", "cost %", "CPU %"
+        print(f"  {'':24}" + "".join(f"{head:>8}" for head in heads), flush=True)
+    else:
+        print(f"  {'':28}{'step':>10}{'more':>10}", flush=True)
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         results = unisono.launch(
             be_a_rank,

@@ -4,13 +4,17 @@ that sleep within a part of a step."""
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from made_up_records import group, record
+from torch.nn.parallel import DistributedDataParallel
 
 import unisono
 from unisono import watch
@@ -18,7 +22,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.engine import works
 from unisono.comm.shared_memory.records import Record
 from unisono.watch.profiles import Profile, build_profile
-from unisono.watch.waits import BACKWARD, LEFT_RUNNING, STEP, WAIT, WaitNote
+from unisono.watch.waits import BACKWARD, LEFT_RUNNING, STEP, WAIT, WaitNote, notes_of
 from user_programs import WriteProgram
 
 MIB = 1 << 20
@@ -154,11 +158,8 @@ def run_profiled(program: WriteProgram, folder: Path, text: str, *args: str) -> 
     return found
 
 
-@pytest.mark.parametrize("backend", ["unisono", "gloo"])
-def test_a_program_is_profiled_as_it_is(
-    backend: str, tmp_path: Path, program: WriteProgram
-) -> None:
-    profile = run_profiled(program, tmp_path, SLEEPER, backend, "0.3", "0")
+def test_a_program_is_profiled_as_it_is(tmp_path: Path, program: WriteProgram) -> None:
+    profile = run_profiled(program, tmp_path, SLEEPER, "gloo", "0.3", "0")
     assert profile["steps_from"] == "marks"
     first, second = profile["typical"]
     assert first["step"] == second["step"] == 5
@@ -190,36 +191,88 @@ def test_sleeps_are_found_within_a_twentieth_of_a_step(
     assert second["exposed_s"] == pytest.approx(0, abs=error_s)
 
 
+class SlowOnRank1(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        time.sleep(0.2 * dist.get_rank())
+        return gradient
+
+
+@pytest.mark.ranks(2, backend="gloo")
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
 def test_ddps_wait_for_its_buckets_is_found_though_it_waits_in_cpp(
-    backend: str, tmp_path: Path, program: WriteProgram
+    backend: str, process_group: Any
 ) -> None:
-    """Rank 1's backward pass takes longer."""
-    text = """
-        import sys, time
-        import torch, torch.distributed as dist
-        class Slow(torch.autograd.Function):
-            @staticmethod
-            def forward(context, x):
-                return x.clone()
-            @staticmethod
-            def backward(context, gradient):
-                time.sleep(0.5 * dist.get_rank())
-                return gradient
-        dist.init_process_group(sys.argv[1])
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
-        for _ in range(4):
-            Slow.apply(model(torch.ones(1, 300))).sum().backward()
-        dist.destroy_process_group()
-    """
-    profile = run_profiled(program, tmp_path, text, backend)
-    first, second = profile["typical"]
-    assert first["lost_to"] == 1
-    assert first["lost_s"] > 0.5 * first["wall_s"]
-    assert second["exposed_s"] < 0.5 * second["wall_s"]
-    (row,) = (row for row in profile["calls"] if row["operation"] == "all_reduce")
-    assert row["line"] == "program.py:15"
-    assert not row["is_blocking"]
+    watch.start()
+    try:
+        group = dist.new_group(backend=backend)
+        model = DistributedDataParallel(torch.nn.Linear(300, 300), process_group=group)
+        with watch.profile() as profiles:
+            for _ in range(4):
+                SlowOnRank1.apply(model(torch.ones(1, 300))).sum().backward()  # type: ignore
+        dist.barrier()
+    finally:
+        watch.stop()
+    for profile in profiles:
+        first, second = profile.typical
+        assert first.lost_to == 1
+        assert first.lost_s > 0.5 * first.wall_s
+        assert second.exposed_s < 0.5 * second.wall_s
+        (row,) = (row for row in profile.calls if row.operation == "all_reduce")
+        assert "test_profiles.py:" in row.line
+        assert not row.is_blocking
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
+@pytest.mark.ranks(2)
+def test_time_without_a_core_is_told_apart(comm: Communicator) -> None:
+    """Both ranks compute on one core, for 50 ms each."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with watch.profile() as profiles:
+            for _ in range(5):
+                watch.step()
+                comm.all_reduce(torch.ones(10))
+                begin_s = time.thread_time()
+                while time.thread_time() - begin_s < 0.05:
+                    pass
+            watch.step()
+    finally:
+        os.sched_setaffinity(0, cores)
+    comm.barrier()
+    for profile in profiles:
+        assert sum(step.no_core_s for step in profile.typical) > 0.04
+        for step in profile.typical:
+            has_s = step.computation_s - step.no_core_s
+            assert has_s == pytest.approx(0.05, abs=0.05 * step.wall_s)
+
+
+@pytest.mark.ranks(2)
+def test_of_a_long_run_the_newest_steps_are_profiled(comm: Communicator) -> None:
+    done: torch.futures.Future[int] = torch.futures.Future()
+    done.set_result(1)
+    with watch.profile() as profiles:
+        for _ in range(3000):
+            watch.step()
+            comm.all_reduce(torch.ones(10), async_op=True).wait()
+            for _ in range(50):
+                done.wait()
+        watch.step()
+    notes, gone = notes_of(os.getpid()) or ([], 0)
+    assert (len(notes), gone > 0) == (1 << 17, True)
+    comm.barrier()
+    for profile in profiles:
+        assert profile.left_out > 2 * (3000 * 53 - (1 << 17))
+        assert "which newer ones have overwritten" in str(profile)
+        for step in profile.typical:
+            assert 2400 < step.step <= (1 << 17) // 53
+        (row,) = profile.calls
+        assert row.count == pytest.approx(1, abs=0.001)
 
 
 @pytest.mark.ranks(2)
@@ -260,12 +313,12 @@ def test_a_forked_child_adds_nothing_to_its_parents_notes(program: WriteProgram)
             done = torch.futures.Future()
             done.set_result(1)
             done.wait()
-            before = len(notes_of(os.getpid()))
+            before = len(notes_of(os.getpid())[0])
             if (child := os.fork()) == 0:
                 done.wait()
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
-            print(before, len(notes_of(os.getpid())))
+            print(before, len(notes_of(os.getpid())[0]))
     """)
     done = script.run(before=("-m", "unisono", "run", "-n", "1", "--no-prefix"))
     assert done.stdout == "1 1\n", done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from unisono import watch
 from unisono.comm.communicator import Communicator
+from unisono.comm.shared_memory import record_reader
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.shared_memory.record_reader import RecordFollower
 from user_programs import WriteProgram, eventually
@@ -126,7 +127,9 @@ def test_what_a_trace_lacks_is_counted(tmp_path: Path, program: WriteProgram) ->
 
 
 @pytest.mark.ranks(2)
-def test_a_follower_reads_each_record_once_and_counts_what_it_missed(comm: Communicator) -> None:
+def test_a_follower_reads_each_record_once_and_counts_what_it_missed(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(comm.transport, SharedMemory)
     follower = RecordFollower(comm.transport.group.state()["descriptor"])
     for _ in range(10):
@@ -137,6 +140,21 @@ def test_a_follower_reads_each_record_once_and_counts_what_it_missed(comm: Commu
     mine = [record.call for rank, record in follower.read() if rank == comm.rank]
     assert mine == [*range(3010 - 1023, 3011)]
     assert follower.dropped()[comm.rank] == 3000 - 1024
+    for _ in range(10):
+        assert follower.copy()
+        for _ in range(300):
+            comm.barrier()
+    mine = [record.call for rank, record in follower.read() if rank == comm.rank]
+    assert mine == [*range(3011, 6011)]  # copied ones, too
+    assert follower.complete_since_s() == 0
+    monkeypatch.setattr(record_reader, "_COPIES_KEPT", 8)
+    for _ in range(20):
+        follower.copy()
+        for _ in range(300):
+            comm.barrier()
+    left = [record for rank, record in follower.read() if rank == comm.rank]
+    assert left[0].arrived_s <= follower.complete_since_s() < left[-1].arrived_s
+    assert [record.call for record in left] == [*range(left[0].call or 0, 12011)]
     comm.barrier()
     follower.close()
 

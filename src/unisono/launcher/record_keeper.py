@@ -31,7 +31,7 @@ from unisono.watch.report import Report, from_text, global_culprits
 from unisono.watch.traces import Trace
 from unisono.watch.whereabouts import Whereabouts
 
-_PERIOD_S = 0.3
+_PERIOD_S = 0.1
 _TRACE_PERIOD_S = 0.005
 _LAST = 64
 _LEFT_KEPT = 16
@@ -108,12 +108,12 @@ class RecordKeeper:
             print(f"unisono: {say}", file=sys.stderr)
 
     def _run(self) -> None:
-        period_s = _TRACE_PERIOD_S if self._traces else _PERIOD_S
+        period_s = _PERIOD_S
         while not self._stop.is_set():
             select.select([self._ours], [], [], period_s)
             self._receive()
-            for trace in self._traces:
-                trace.collect()
+            soon = [trace.look() for trace in self._traces]
+            period_s = _TRACE_PERIOD_S if any(soon) else _PERIOD_S
             if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                 self._give_up_at = None
                 self._pass_on_report()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
 
 from unisono.output_files import write_text
@@ -18,44 +19,52 @@ _SOURCES = {
 }
 
 
-def _ms(name: str) -> Column:
-    field = name.replace(" ", "_") + "_s"
-    return Column(f">{name} ms", lambda row: f"{getattr(row, field) * 1e3:.2f}")
+def _ms(name: str, field: str = "") -> Column:
+    field = field or name.replace(" ", "_") + "_s"
+    return Column(f">{name}", lambda row: f"{getattr(row, field) * 1e3:.2f}")
 
 
-def _share(name: str) -> Column:
-    def show(row: StepProfile) -> str:
-        return f"{getattr(row, name + '_s') / row.wall_s:.0%}" if row.wall_s else ""
-
-    return Column(">%", show)
+def _share(row: StepProfile) -> str:
+    return f"{row.exposed_s / row.wall_s:.0%}" if row.wall_s else ""
 
 
 _LOST_TO = Column("<for", lambda row: f"rank {row.lost_to}" if row.lost_to >= 0 else "")
 RANKS = (
-    Column(">rank", lambda row: str(row.rank)),
-    *(Column(">steps", lambda row: str(row.step)), _ms("wall"), _ms("computation")),
-    *(_ms("hidden"), _share("hidden"), _ms("exposed"), _share("exposed"), _ms("lost"), _LOST_TO),
+    *(Column(">rank", lambda row: str(row.rank)), Column(">steps", lambda row: str(row.step))),
+    *(_ms("wall"), _ms("compute", "computation_s"), _ms("no core"), _ms("hidden"), _ms("exposed")),
+    *(Column(">%", _share), _ms("lost"), _LOST_TO),
 )
 CALLS = (
-    Column("<group", lambda row: row.group[:13]),
-    Column("<call", lambda row: row.operation),
-    Column(">bytes", lambda row: f"{row.bytes:,}"),
-    Column("<", lambda row: "blocking" if row.is_blocking else "overlapped"),
-    Column(">a step", lambda row: f"{row.count:.3g}"),
+    *(
+        Column(">bytes", lambda row: f"{row.bytes:,}"),
+        Column(">count", lambda row: f"{row.count:.3g}"),
+    ),
     *(_ms("duration"), _ms("hidden"), _ms("exposed"), _ms("lost"), _LOST_TO),
-    Column("<line", lambda row: row.line),
 )
+
+
+def _title(call: CallProfile) -> str:
+    how = "blocking" if call.is_blocking else "overlapped"
+    return f"{call.operation}, {how}, {call.line or 'no line'}, group {call.group}"
 
 
 def to_text(profile: Profile) -> str:
     """Both tables, and the advice."""
+    titles = [_title(call) for call in profile.calls]
+    calls = sorted(profile.calls, key=lambda call: titles.index(_title(call)))
+    head, *numbers = _table(CALLS, calls).splitlines()
     parts = [
-        f"medians of each rank's steps ({_SOURCES[profile.steps_from]})",
+        f"medians of each rank's steps in ms ({_SOURCES[profile.steps_from]})",
         _table(RANKS, profile.typical),
-        "\nmeans of a step and rank",
-        _table(CALLS, profile.calls),
-        *(f"\n{sentence}" for sentence in profile.advice),
+        "\nmeans of a step and rank in ms",
+        head,
     ]
+    for title, own in groupby(zip(calls, numbers, strict=True), lambda pair: _title(pair[0])):
+        parts += title, *(line for _, line in own)
+    parts += (f"\n{sentence}" for sentence in profile.advice)
+    if profile.left_out:
+        much = f"{profile.left_out:,} calls and notes of waits"
+        parts.append(f"\nThe profile leaves out {much}, which newer ones have overwritten.")
     return "\n".join(parts)
 
 
@@ -79,14 +88,15 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 def to_html(profile: Profile) -> str:
     """One page: advice, tables and the timeline of a typical step."""
+    source = f"medians of steps in ms ({_SOURCES[profile.steps_from]})"
     body = [
         pages.element("h1", "Where the time of a step goes"),
         pages.panel("Advice", pages.element("ul", pages.elements("li", profile.advice))),
         pages.panel("A step of median length", pages.Html(_draw(profile.timeline))),
+        pages.panel("Ranks", pages.element("p", source), _html(RANKS, profile.typical)),
         pages.panel(
-            "Ranks", pages.element("p", _SOURCES[profile.steps_from]), _html(RANKS, profile.typical)
+            "Calls, in ms of a step", _html((Column("<call", _title), *CALLS), profile.calls)
         ),
-        pages.panel("Calls", _html(CALLS, profile.calls)),
     ]
     return pages.build_page("unisono: profile", body, ["profile.css"])
 

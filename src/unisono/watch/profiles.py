@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from unisono.comm.shared_memory.records import GroupRecords, Process, Record
@@ -31,15 +31,17 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One step of one rank, in seconds: `wall_s` is `computation_s` and `exposed_s`; `hidden_s` is
-    a part of the first and `lost_s`, the wait for the slowest rank, of the second. `lost_to` is the
-    rank that cost most of it, -1 for none."""
+    """One step of one rank, in seconds: `wall_s` is `computation_s` and `exposed_s`. Of the first,
+    the main thread was ready but had no core for `no_core_s`, and `hidden_s` passed during calls;
+    `lost_s`, the wait for the slowest rank, is a part of the second. `lost_to` is the rank that
+    cost most of it, -1 for none."""
 
     rank: int
     step: int
     begin_s: float
     wall_s: float
     computation_s: float
+    no_core_s: float
     hidden_s: float
     exposed_s: float
     lost_s: float
@@ -83,6 +85,7 @@ class Profile:
     `steps_from` is "marks" (of the program, of DDP or of optimizers), "calls" (by their period) or
     "" if there are none: then the whole run is one step. `typical` has medians of each rank's
     `steps`, with their number as `step`; `timeline` is one step of median length on all ranks.
+    `left_out` are calls and notes of the ranks that newer ones have overwritten.
     """
 
     steps_from: str
@@ -91,6 +94,7 @@ class Profile:
     advice: tuple[str, ...]
     steps: tuple[StepProfile, ...]
     timeline: tuple[Piece, ...]
+    left_out: int = 0
 
     def __str__(self) -> str:
         from unisono.watch.profile_views import to_text
@@ -115,23 +119,31 @@ class ProfileTrace(Trace):
         super().__init__(os.devnull if path is None else path, from_the_start=from_the_start)
         self._is_kept = path is not None
         self._notes, self._tell = notes, tell
-        self._since_s = 0.0 if from_the_start else time.monotonic()
+        if not from_the_start:
+            self._since_s = time.monotonic()
+
+    def look(self) -> bool:
+        return self.collect(later=True)
 
     def write(self, missing_hosts: Sequence[str] = ()) -> None:
         from unisono.watch.profile_views import write_profile
 
         self.collect(to_the_end=True)
         self.close()
-        groups = self.groups()
-        notes = {}
+        groups, notes = self.groups(), {}
+        left_out = sum(self._dropped.values())
         for process in {member.process for group in groups for member in group.ranks}:
             host, pid = process
             file = self._notes.get(pid)
             if host in ("", own_host()):
                 found = notes_of(pid) if file is None else notes_in(file)
                 if found is not None:
-                    notes[process] = [note for note in found if note.end_s >= self._since_s]
-        profile = build_profile(groups, notes)
+                    notes[process], older = found
+                    if older:
+                        self._since_s = max(self._since_s, found[0][0].end_s)
+                    left_out += older
+        profile = build_profile(groups, notes, self._since_s)
+        profile = replace(profile, left_out=left_out)
         self._tell(profile)
         self.written = f"the profile: {profile}"
         if self._is_kept:
@@ -163,36 +175,49 @@ class RankCalls:
     def __init__(self, rank: int, calls: Iterable[StepCall], notes: Sequence[WaitNote]) -> None:
         self.rank = rank
         self.calls = sorted(calls, key=lambda call: call.begin_s)
-        self._longest_call_s = max((call.end_s - call.begin_s for call in self.calls), default=0.0)
+        self._over_s = list(accumulate((call.end_s for call in self.calls), max))
         spans = [call[:2] for call in self.calls if call.is_blocking]
         for note in notes:
             if note.kind == BACKWARD:
-                ends = [c.end_s for c in self.between(*note[1:]) if c.begin_s >= note.begin_s]
+                ends = [
+                    c.end_s
+                    for c in self.between(note.begin_s, note.end_s)
+                    if c.begin_s >= note.begin_s
+                ]
                 spans.append((note.end_s, max(ends, default=0.0)))
             elif note.kind == WAIT:
                 spans.append((note.begin_s, note.end_s))
         self._pieces = sorted(self._divide(_union(spans)), key=lambda piece: piece[0])
-        self._longest_piece_s = max((to_s - at_s for at_s, to_s, *_ in self._pieces), default=0.0)
+        known = [(0.0, 0.0)]  # moments, and how long without a core until then
+        for note in notes:
+            known.append((note.begin_s, note.no_core_at_begin_s))
+            known.append((note.end_s, note.no_core_at_end_s))
+        self._no_core = sorted(known)
         marks = [note.end_s for note in notes if note.kind == STEP]
         self.steps_from, self.ends = ("marks", marks) if len(marks) > 1 else self._find_steps()
 
     def between(self, begin_s: float, end_s: float) -> list[StepCall]:
         """The calls in flight at some moment between two."""
-        first = bisect_left(
-            self.calls, begin_s - self._longest_call_s, key=lambda call: call.begin_s
-        )
+        first = bisect_right(self._over_s, begin_s)
         stop = bisect_left(self.calls, end_s, key=lambda call: call.begin_s)
         return [call for call in self.calls[first:stop] if call.end_s > begin_s]
 
     def pieces(self, begin_s: float, end_s: float) -> Iterator[tuple[float, float, str, StepCall]]:
         """What it did between two moments: begin, end, what, and the call."""
-        first = bisect_left(
-            self._pieces, begin_s - self._longest_piece_s, key=lambda piece: piece[0]
-        )
+        first = bisect_right(self._pieces, begin_s, key=lambda piece: piece[1])
         stop = bisect_left(self._pieces, end_s, key=lambda piece: piece[0])
         for from_s, to_s, what, call in self._pieces[first:stop]:
-            if to_s > begin_s:
-                yield max(from_s, begin_s), min(to_s, end_s), what, call
+            yield max(from_s, begin_s), min(to_s, end_s), what, call
+
+    def no_core_s(self, moments: Sequence[float]) -> float:
+        """How long the main thread was ready and had no core, from each first to second moment."""
+        waited = [self._no_core_until(moment_s) for moment_s in moments]
+        return sum(waited[1::2]) - sum(waited[::2])
+
+    def _no_core_until(self, moment_s: float) -> float:
+        at = bisect_right(self._no_core, (moment_s, float("inf")))
+        (begin_s, before), (end_s, after) = (self._no_core[at - 1 : at + 1] * 2)[:2]
+        return before + (after - before) * (moment_s - begin_s) / max(end_s - begin_s, 1e-9)
 
     def _find_steps(self) -> tuple[str, list[float]]:
         found = find_steps([call.key() for call in self.calls])
@@ -207,7 +232,8 @@ class RankCalls:
                 yield lost_s, to_s, "exposed", call
         for begin_s, end_s in _union(call[:2] for call in self.calls):
             first = bisect_right(blocked, begin_s, key=lambda span: span[1])
-            for from_s, to_s in [*blocked[first:], (end_s, end_s)]:
+            for at in range(first, len(blocked) + 1):
+                from_s, to_s = blocked[at] if at < len(blocked) else (end_s, end_s)
                 yield from (
                     (*part[:2], "hidden", part[2])
                     for part in self._owners(begin_s, min(from_s, end_s))
@@ -249,28 +275,35 @@ _PARTS = "hidden", "exposed", "lost"
 
 
 def build_profile(
-    groups: Iterable[GroupRecords], notes: Mapping[Process, Sequence[WaitNote]]
+    groups: Iterable[GroupRecords],
+    notes: Mapping[Process, Sequence[WaitNote]],
+    since_s: float = 0.0,
 ) -> Profile:
-    """The profile of a job: its records, and the notes of its processes. Ranks without notes are
-    left out, but others may wait for them."""
+    """The profile of a job: its records, and the notes of its processes, `since_s`. Ranks without
+    notes are left out, but others may wait for them."""
     from unisono.watch.profile_advice import advise
 
-    ranks = list(_ranks(with_creations(groups), notes))
+    ranks = list(_ranks(with_creations(groups), notes, since_s))
     steps: list[StepProfile] = []
     kinds: dict[tuple[str, str, str, int, str, bool], _Shares] = {}
     for rank in ranks:
         for number, (begin_s, end_s) in enumerate(pairwise(rank.ends)):
             whole, wall_s = _Shares(), end_s - begin_s
+            moments = [begin_s, end_s]
             for from_s, to_s, what, call in rank.pieces(begin_s, end_s):
                 for shares in (whole, kinds.setdefault(call.key(), _Shares())):
                     shares.add(what, to_s - from_s, call)
+                if what != "hidden":
+                    moments += to_s, from_s
             for call in rank.between(begin_s, end_s):
                 if call.begin_s >= begin_s:
                     shares = kinds.setdefault(call.key(), _Shares())
                     shares.add("count", 1, call)
                     shares.add("duration", call.end_s - call.begin_s, call)
             own = whole.of()
-            steps.append(StepProfile(rank.rank, number, begin_s, wall_s, wall_s - own[1], *own))
+            no_core_s = rank.no_core_s(moments)
+            times = begin_s, wall_s, wall_s - own[1], no_core_s
+            steps.append(StepProfile(rank.rank, number, *times, *own))
     calls = []
     for key, shares in kinds.items():
         count, duration_s = (shares.times[name] / len(steps) for name in ("count", "duration"))
@@ -288,7 +321,9 @@ def build_profile(
 
 
 def _ranks(
-    groups: Sequence[GroupRecords], notes: Mapping[Process, Sequence[WaitNote]]
+    groups: Sequence[GroupRecords],
+    notes: Mapping[Process, Sequence[WaitNote]],
+    since_s: float,
 ) -> Iterator[RankCalls]:
     calls: dict[tuple[int, Process], list[StepCall]] = {}
     left = {
@@ -317,15 +352,16 @@ def _ranks(
                 span = record.arrived_s, record.ended_s
                 own.append(StepCall(*span, *last, is_blocking, record, group))
     for (rank, process), own in sorted(calls.items()):
+        own = [call for call in own if call.end_s >= since_s]
         if own and process in notes:
-            yield RankCalls(rank, own, notes[process])
+            yield RankCalls(rank, own, [note for note in notes[process] if note.end_s >= since_s])
 
 
 def _median(steps: Sequence[StepProfile]) -> StepProfile:
     lost_to: Counter[int] = Counter()
     for step in steps:
         lost_to[step.lost_to] += step.lost_s  # type: ignore[assignment]
-    names = ("wall_s", "computation_s", "hidden_s", "exposed_s", "lost_s")
+    names = [name for name in vars(steps[0]) if name.endswith("_s") and name != "begin_s"]
     medians = {name: statistics.median(getattr(step, name) for step in steps) for name in names}
     return replace(steps[0], step=len(steps), lost_to=_most(lost_to), **medians)
 

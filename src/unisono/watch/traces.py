@@ -46,6 +46,7 @@ class Trace:
         self._from_the_start = from_the_start
         self._begin_s, self._begin_unix_s = time.monotonic(), time.time()
         self._records: dict[tuple[Segment, int, int], Record] = {}
+        self._since_s = 0.0  # all calls since then are there
         self._done: dict[Segment, int] = {}
         self._groups: dict[Segment, GroupRecords] = {}
         self._dropped: dict[Segment, int] = {}
@@ -80,11 +81,22 @@ class Trace:
             if self._from_the_start or not (is_done or is_over):
                 self._records[segment, rank, record.number] = record
 
-    def collect(self, to_the_end: bool = False) -> None:
-        """Read new records. A group that all ranks have left is dropped."""
+    def look(self) -> bool:
+        """Do not miss what is written; returns whether to look again soon."""
+        self.collect()
+        return True
+
+    def collect(self, to_the_end: bool = False, *, later: bool = False) -> bool:
+        """Read new records, or only copy them to read them `later`; then it returns whether many
+        are written. A group that all ranks have left is dropped."""
+        are_many = False
         with self._lock:
             for segment, follower in list(self._followers.items()):
                 left = follower.is_left()
+                known = self._groups.get(segment)
+                if later and not left and known is not None and len(known.ranks) == known.size:
+                    are_many |= follower.copy()
+                    continue
                 found = follower.read(to_the_end or left)
                 self._keep(segment, found)
                 if found or segment not in self._groups:
@@ -92,9 +104,11 @@ class Trace:
                     if group.ranks:  # otherwise no rank is visible there
                         self._groups[segment] = group
                 self._dropped[segment] = sum(follower.dropped().values())
+                self._since_s = max(self._since_s, follower.complete_since_s())
                 if left:
                     follower.close()
                     del self._followers[segment]
+        return are_many
 
     def settle(self, within_s: float) -> None:
         """Read until the calls that we have finished have finished on the other ranks, too."""

@@ -16,7 +16,7 @@ from unisono.errors import UnisonoError
 from unisono.watch.host_traces import HostTraces
 from unisono.watch.traces import Trace
 
-_PEERS_S = 0.1
+_PEERS_S = 0.3
 """How often to look for new groups of the other ranks."""
 _SETTLE_S = 1.0  # for calls that other ranks have not quite finished at the end of a trace
 _logger = logging.getLogger("unisono")
@@ -56,17 +56,17 @@ class Tracing:
                 self.end()
 
     def collect(self) -> bool:
-        """Read new records, and look for new groups; returns whether there is a trace."""
+        """Look at new records, and for new groups; returns whether to do so again soon."""
         with self._lock:
             trace = self._trace
             if trace is None:
                 return False
-            trace.collect()
+            soon = trace.look()
             if time.monotonic() >= self._follow_again_s and trace.is_ours():
                 self._hosts.find_links()
                 self._follow_again_s = time.monotonic() + _PEERS_S
                 _follow(trace, trace.peers())
-            return True
+            return soon
 
     def end(self) -> None:
         """Write the trace; a file that cannot be written is only a warning. Other ranks keep the

@@ -1,15 +1,16 @@
-"""What a profile knows beside the records: when this rank waited, which calls it left running, and
-when its steps began.
+"""What a profile knows beside the records: when this rank waited, which calls it left running, when
+its steps began, and how long its main thread was ready to run but had no core.
 
 It is noted where it happens, in Python, for the main thread; until a profile starts, nothing is
-replaced, so that it costs nothing. Notes are in an anonymous file, which other processes read as
-they read records, also when this one has ended.
+replaced, so that it costs nothing. The newest notes are in an anonymous file, which other processes
+read as they read records, also when this one has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import os
 import struct
 import sys
@@ -25,51 +26,96 @@ from unisono.errors import UnisonoError
 from unisono.watch import sight, steps
 from unisono.watch.memory_files import open_memory
 
-WAIT, LEFT_RUNNING, BACKWARD, STEP = 1.0, 2.0, 3.0, 4.0
+WAIT, LEFT_RUNNING, BACKWARD, STEP, CALL = 1.0, 2.0, 3.0, 4.0, 5.0
 """A wait; a call that goes on after the function that made it; a backward pass, from its first such
-call to its end, where DDP waits for them in C++; a step begins."""
-_NOTE = struct.Struct("<3d")
+call to its end, where DDP waits for them in C++; a step begins; a long blocking call."""
+_NOTE = struct.Struct("<5d")
+_COUNT = struct.Struct("<Q40x")
+_KEPT = 1 << 17
 _NAME = "unisono-waits"
+_OFTEN_S = 200e-6
+"""To ask the kernel takes two microseconds: it is asked again after this time."""
 _MESSAGES = "send", "recv", "recv_anysource"
 _METHODS = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter"),
     *("all_to_all", "barrier", "isend", "irecv", "batch_isend_irecv"),
 )
-
-_files: dict[int, int] = {}
-"""The file of this process, by its PID: for all its profiles, one after the other."""
+Moment = tuple[float, float]
+"""Seconds of time.monotonic, and how many of them the main thread has waited for a core so far."""
 
 
 class WaitNote(NamedTuple):
-    """One note of a process: what it is, from when to when, in seconds of time.monotonic."""
+    """One note of a process: what it is, from when to when, and `Moment`'s second part at both."""
 
     kind: float
     begin_s: float
     end_s: float
+    no_core_at_begin_s: float = 0.0
+    no_core_at_end_s: float = 0.0
+
+
+class _Ring:
+    """The newest notes of this process, for all its profiles."""
+
+    def __init__(self) -> None:
+        self.file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.truncate(self.file, _COUNT.size + _KEPT * _NOTE.size)
+        self._memory = mmap.mmap(self.file, 0)
+        self._count = 0
+        self._asked_s = self._no_core_s = 0.0
+        self._kernel: int | None = None
+        with contextlib.suppress(OSError):  # not every kernel counts it
+            path = f"/proc/self/task/{os.getpid()}/schedstat"  # of the main thread
+            self._kernel = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        self._memory.close()
+        for file in (self.file, self._kernel):
+            if file is not None:
+                os.close(file)
+
+    def now(self) -> Moment:
+        now_s = time.monotonic()
+        if now_s - self._asked_s > _OFTEN_S and self._kernel is not None:
+            self._asked_s = now_s
+            self._no_core_s = int(os.pread(self._kernel, 64, 0).split()[1]) / 1e9
+        return now_s, self._no_core_s
+
+    def add(self, kind: float, begin: Moment) -> None:
+        """Note what ends now."""
+        end_s, no_core_s = self.now()
+        at = _COUNT.size + self._count % _KEPT * _NOTE.size
+        _NOTE.pack_into(self._memory, at, kind, begin[0], end_s, begin[1], no_core_s)
+        self._count += 1
+        _COUNT.pack_into(self._memory, 0, self._count)
+
+
+_rings: dict[int, _Ring] = {}
+"""The ring of this process, by its PID."""
 
 
 class WaitNotes:
     """The notes of this process, while it is profiled."""
 
     def __init__(self) -> None:
-        if os.getpid() not in _files:
-            while _files:  # a forked child's are its parent's
-                os.close(_files.popitem()[1])
-            _files[os.getpid()] = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        self._file = _files[os.getpid()]
+        if os.getpid() not in _rings:
+            while _rings:  # a forked child's are its parent's
+                _rings.popitem()[1].close()
+            _rings[os.getpid()] = _Ring()
+        self._ring = _rings[os.getpid()]
         self._main = threading.main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []
         self._kinds: set[type] = set()
         self._is_waiting = False
         self._pass = -1
-        steps.on_step = lambda: self._note(STEP, time.monotonic())
+        steps.on_step = self._step
         for name in _METHODS:
             self._replace(Communicator, name, self._leaving)
         for kind in works:
             self._replace(kind, "wait", self._waiting)
         if "torch" in sys.modules:
             self.watch_torch()
-        send_notes(self._file)
+        send_notes(self._ring.file)
 
     def watch_torch(self) -> None:
         """Note what torch's groups do as well."""
@@ -116,28 +162,36 @@ class WaitNotes:
         self._replaced.append((owner, name, original))
         setattr(owner, name, functools.wraps(original)(how(original)))
 
-    def _note(self, kind: float, begin_s: float) -> None:
-        os.write(self._file, _NOTE.pack(kind, begin_s, time.monotonic()))
+    def _step(self) -> None:
+        if self._is_main():
+            self._ring.add(STEP, self._ring.now())
+
+    def _is_main(self) -> bool:
+        return threading.get_ident() == self._main
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*given: Any, **named: Any) -> Any:
-            if self._is_waiting or threading.get_ident() != self._main:
+            if self._is_waiting or not self._is_main():
                 return original(*given, **named)
-            self._is_waiting, begin_s = True, time.monotonic()
+            self._is_waiting, begin = True, self._ring.now()
             try:
                 return original(*given, **named)
             finally:
                 self._is_waiting = False
-                self._note(WAIT, begin_s)
+                self._ring.add(WAIT, begin)
 
         return wait
 
     def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            begin_s = time.monotonic()
+            if not self._is_main():
+                return original(*given, **named)
+            begin = self._ring.now()
             work = original(*given, **named)
             if work is not None:
-                self._note(LEFT_RUNNING, begin_s)
+                self._ring.add(LEFT_RUNNING, begin)
+            elif time.monotonic() - begin[0] > _OFTEN_S:
+                self._ring.add(CALL, begin)
             return work
 
         return call
@@ -152,20 +206,24 @@ class WaitNotes:
             number = torch._C._current_graph_task_id()
             if number not in (-1, self._pass) and torch._C._current_autograd_node() is not None:
                 self._pass = number
-                engine.queue_callback(functools.partial(self._note, BACKWARD, time.monotonic()))
+                begin = self._ring.now()
+                engine.queue_callback(functools.partial(self._ring.add, BACKWARD, begin))
             return call(*given, **named)
 
         return method
 
 
-def notes_in(file: int) -> list[WaitNote]:
-    """The notes in a file of theirs."""
-    size = os.fstat(file).st_size // _NOTE.size * _NOTE.size
-    return [WaitNote(*note) for note in _NOTE.iter_unpack(os.pread(file, size, 0))]
+def notes_in(file: int) -> tuple[list[WaitNote], int]:
+    """The notes in a file of theirs, in order, and how many older ones are gone."""
+    (count,) = _COUNT.unpack(os.pread(file, _COUNT.size, 0))
+    size = min(count, _KEPT) * _NOTE.size
+    notes = [WaitNote(*note) for note in _NOTE.iter_unpack(os.pread(file, size, _COUNT.size))]
+    gone = max(0, count - _KEPT)
+    return notes[gone % _KEPT :] + notes[: gone % _KEPT], gone
 
 
-def notes_of(pid: int) -> list[WaitNote] | None:
-    """The notes of a process of this host; None if it has none, or has ended."""
+def notes_of(pid: int) -> tuple[list[WaitNote], int] | None:
+    """The same of a process of this host; None if it has none, or has ended."""
     with contextlib.suppress(OSError, UnisonoError), open_memory(pid, _NAME) as file:
         return notes_in(file)
     return None

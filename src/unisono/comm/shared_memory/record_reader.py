@@ -9,6 +9,8 @@ import mmap
 import os
 import struct
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,6 +33,8 @@ _CLOSED = struct.Struct("<I")
 _SITE = struct.Struct("<Q120s")
 _NOTE = struct.Struct("<Q248s")
 _SITE_BITS = 12
+_LITTLE, _MUCH, _COPIES_KEPT = 64, 256, 128
+"""Records of a ring: what a reader need not hurry for; what is worth a copy. Copies of a ring."""
 _STATUS_NAMES = {number: name for name, number in vars(Status).items() if name.isupper()}
 _STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
 
@@ -246,14 +250,40 @@ class _RankRing:
         self.rank = rank
         self.name, self.pid, self.global_rank, self._clock = identity
         self.dropped = 0
-        self._memory, self._layout = memory, layout
-        self._base = layout.control(rank)
+        self._memory: mmap.mmap | bytes = memory
+        self._layout, self._base = layout, layout.control(rank)
         self._next = 1
         self._under_way: dict[int, Record] = {}
         self._kept: dict[int, Record] = {}
+        self._copies: deque[tuple[float, bytes]] = deque()
+        self._seen = self._copied = 0
+        self.complete_since_s = 0.0
+
+    def copy(self) -> bool:
+        """Copy the ring, to be read later, if much of it is new: that takes less than to read it.
+        Returns whether more than a little was new."""
+        if self._number_at(self._seen + _LITTLE) < self._seen + _LITTLE:
+            return False
+        self._seen = self._newest()
+        if self._seen - self._copied >= _MUCH:
+            self._copied = self._seen
+            end = self._base + self._layout.control_bytes
+            self._copies.append((time.monotonic(), self._memory[self._base : end]))
+            if len(self._copies) > _COPIES_KEPT:
+                self.complete_since_s = self._copies.popleft()[0]
+        return True
 
     def read(self, to_the_end: bool, last: int | None = None) -> list[Record]:
         """New records, and those that have ended since; at most the newest `last`."""
+        found = []
+        live = self._memory, self._base
+        while self._copies:
+            self._memory, self._base = self._copies.popleft()[1], 0
+            found += self._read(False)
+        self._memory, self._base = live
+        return found + self._read(to_the_end, last)
+
+    def _read(self, to_the_end: bool, last: int | None = None) -> list[Record]:
         if not self._under_way and not to_the_end and self._number_at(self._next) < self._next:
             return []  # nothing new, the usual case
         self._clock.look_again()
@@ -268,8 +298,7 @@ class _RankRing:
                 found.append(record)
         newest = self._next + layout.record_count  # at most: the writer may be faster than we are
         if to_the_end or not last or self._number_at(self._next + last) >= self._next + last:
-            words = memoryview(self._memory[self._base + layout.records : start]).cast("Q")
-            newest = max(words[:: layout.record_bytes // _WORD.size])
+            newest = self._newest()
             self._next = max(self._next, newest - last + 1 if last else 1)
         while self._next <= newest:
             record = self._record(self._next, sites)
@@ -312,6 +341,11 @@ class _RankRing:
         """The number of the record now in this number's slot; 0 while one is being written."""
         return int(_WORD.unpack_from(self._memory, self._offset(number))[0])
 
+    def _newest(self) -> int:
+        begin, layout = self._base + self._layout.records, self._layout
+        numbers = self._memory[begin : begin + layout.record_count * layout.record_bytes]
+        return max(memoryview(numbers).cast("Q")[:: layout.record_bytes // _WORD.size])
+
     def _offset(self, number: int) -> int:
         layout = self._layout
         return self._base + layout.records + number % layout.record_count * layout.record_bytes
@@ -345,6 +379,14 @@ class RecordFollower:
     def dropped(self) -> dict[int, int]:
         """How many records of each rank were overwritten before they were read."""
         return {rank: ring.dropped for rank, ring in self._rings.items() if ring.dropped}
+
+    def copy(self) -> bool:
+        """Copy what will be overwritten soon, for `read`; returns whether much is written."""
+        return sum(ring.copy() for ring in self._joined_rings()) > 0
+
+    def complete_since_s(self) -> float:
+        """Since when no copy has been dropped to make room."""
+        return max((ring.complete_since_s for ring in self._rings.values()), default=0.0)
 
     def forget_dropped(self) -> None:
         """Reset the count of lost records."""
