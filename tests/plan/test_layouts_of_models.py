@@ -111,14 +111,13 @@ def test_calls_are_simulated_on_the_groups_of_the_mesh() -> None:
     """tp inside a node is a ring on its ports; dp across nodes has one card for each rank."""
     calls, layout = Calls(H100), Layout(tp=8, dp=4)
     inside = simulate(find("all_reduce", "ring").schedule(8), H100.with_nodes_of(8), 1 << 30).time_s
-    assert calls.all_reduce_s(layout, "tp", 1 << 30) == pytest.approx(inside, rel=0.01)
-    between = calls.all_reduce_s(layout, "dp", 1 << 30)
+    assert calls.time_s("all_reduce", layout, "tp", 1 << 30) == pytest.approx(inside, rel=0.01)
+    between = calls.time_s("all_reduce", layout, "dp", 1 << 30)
     assert between == pytest.approx(2 * 3 / 4 * (1 << 30) / H100.card_bytes_per_s, rel=0.05)
-    whole = calls.all_reduce_s(Layout(dp=32), "dp", 1 << 30)  # all cards of a node together
+    whole = calls.time_s("all_reduce", Layout(dp=32), "dp", 1 << 30)  # all cards of a node together
     assert whole < between
-    assert calls.half_s(layout, "dp", 1 << 30) == between / 2
-    assert calls.all_reduce_s(layout, "pp", 1 << 30) == 0
-    message = calls.send_s(Layout(tp=8, pp=2), "pp", 1 << 30)
+    assert calls.time_s("all_reduce", layout, "pp", 1 << 30) == 0
+    message = calls.time_s("send", Layout(tp=8, pp=2), "pp", 1 << 30)
     assert message == pytest.approx((1 << 30) / H100.card_bytes_per_s, rel=0.01)
 
 

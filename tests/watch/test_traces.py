@@ -205,8 +205,7 @@ def test_what_may_happen_to_a_trace_inside_a_program(tmp_path: Path, program: Wr
     done = program("""
         import os, resource, signal
         import numpy, unisono
-        from unisono.comm.shared_memory import record_reader
-from unisono.comm.shared_memory.record_reader import read_segment
+        from unisono.comm.shared_memory.record_reader import read_segment
         from user_programs import eventually
         comm = unisono.init()
         with unisono.watch.trace("stopped.json"):

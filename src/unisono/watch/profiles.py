@@ -217,8 +217,7 @@ class RankCalls:
     def _no_core_until(self, moment_s: float) -> float:
         at = bisect_right(self._no_core, (moment_s, float("inf")))
         (begin_s, before), (end_s, after) = (self._no_core[at - 1 : at + 1] * 2)[:2]
-        part = (moment_s - begin_s) / (end_s - begin_s) if end_s > begin_s else 0.0
-        return before + part * (after - before)
+        return before + (after - before) * (moment_s - begin_s) / max(end_s - begin_s, 1e-9)
 
     def _find_steps(self) -> tuple[str, list[float]]:
         found = find_steps([call.key() for call in self.calls])

@@ -32,23 +32,10 @@ class Calls:
         self.cluster = cluster
         self._lines: dict[tuple[str, int, int], Lines] = {}
 
-    def all_reduce_s(self, layout: Layout, axes: str, total_bytes: float) -> float:
-        """An all_reduce of `total_bytes` along `axes`: "dp", or "dp cp" for both together."""
-        return self._time_s("all_reduce", layout, axes, total_bytes)
-
-    def half_s(self, layout: Layout, axes: str, total_bytes: float) -> float:
-        """A reduce_scatter or an all_gather of so many bytes on each rank: half an all_reduce."""
-        return self.all_reduce_s(layout, axes, total_bytes) / 2
-
-    def all_to_all_s(self, layout: Layout, axes: str, total_bytes: float) -> float:
-        """An all_to_all in which each rank has `total_bytes`."""
-        return self._time_s("all_to_all", layout, axes, total_bytes)
-
-    def send_s(self, layout: Layout, axis: str, total_bytes: float) -> float:
-        """A message to the next rank along `axis`."""
-        return self._time_s("send", layout, axis, total_bytes)
-
-    def _time_s(self, call: str, layout: Layout, axes: str, total_bytes: float) -> float:
+    def time_s(self, call: str, layout: Layout, axes: str, total_bytes: float) -> float:
+        """A `call` along `axes` ("dp", or "dp cp" for both together): an "all_reduce" of so many
+        bytes, of which a reduce_scatter or an all_gather takes half, an "all_to_all" in which each
+        rank has so many, or a "send" to the next rank."""
         size = prod(getattr(layout, axis) for axis in axes.split())
         if size == 1 or not total_bytes:
             return 0.0

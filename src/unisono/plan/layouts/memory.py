@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from unisono.errors import name_number
 from unisono.plan.layouts.model import PRECISIONS, Model
-from unisono.plan.mesh import Mesh
 
 RECOMPUTE = ("none", "attention", "full")
 
@@ -54,11 +52,6 @@ class Layout:
     def ranks(self) -> int:
         """How many ranks there are."""
         return self.tp * self.cp * self.pp * self.dp * self.ep
-
-    @property
-    def mesh(self) -> Mesh:
-        """The axes over the ranks, as `ProcessGroupManager` lays them out."""
-        return Mesh({name: getattr(self, name) for name in ("dp", "pp", "cp", "ep", "tp")})
 
     @property
     def label(self) -> str:
@@ -179,17 +172,3 @@ def activation_bytes(model: Model, layout: Layout) -> float:
     if model.plain_attention and layout.recompute == "none":
         scores = model.heads * model.positions * (element * (2 if mask else 1) + mask)
     return whole / divided + (network + attention + scores) / layout.tp
-
-
-def describe_misfit(model: Model, layout: Layout, batch: int, memory_bytes: float) -> str:
-    """Why a layout does not fit into the memory of a device, or "": the largest part, and what
-    remains."""
-    parts = memory_by_part(model, layout, batch)
-    need = sum(parts.values())
-    if need <= memory_bytes:
-        return ""
-    part, size = max(parts.items(), key=lambda item: item[1])
-    return (
-        f"needs {need / 1e9:.1f} GB of {memory_bytes / 1e9:.0f} on "
-        f"{name_number(layout.ranks, 'rank')}; the largest part is {part}, {size / 1e9:.1f} GB"
-    )

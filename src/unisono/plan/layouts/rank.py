@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from unisono.errors import name_number
 from unisono.plan.layouts.calls import Calls
-from unisono.plan.layouts.memory import RECOMPUTE, Layout, describe_misfit, memory_by_part
+from unisono.plan.layouts.memory import RECOMPUTE, Layout, memory_by_part
 from unisono.plan.layouts.model import Model
 from unisono.plan.layouts.roofline import check_device
 from unisono.plan.layouts.step import StepTime, step_time
@@ -98,6 +99,7 @@ def rank_layouts(
     Layout(**fixed)  # type: ignore[arg-type]
     calls, choices, reasons = Calls(cluster), [], dict[str, None]()
     too_large: list[tuple[float, Layout, str]] = []
+    has = f"of {cluster.memory_bytes / 1e9:.0f} on {name_number(ranks, 'rank')}"
     for number, layout in enumerate(_candidates(model, cluster, ranks, batch, fixed)):
         if number % 500 == 0:
             say(f"{number:,} layouts, {layout.label}")
@@ -113,8 +115,11 @@ def rank_layouts(
                 choices.append(LayoutChoice(layout, step, memory))
                 break
         else:
-            why = describe_misfit(model, layout, batch, cluster.memory_bytes)
-            too_large.append((sum(memory.values()), layout, why))
+            need, (part, most) = sum(memory.values()), max(memory.items(), key=lambda item: item[1])
+            why = (
+                f"needs {need / 1e9:.1f} GB {has}; the largest part is {part}, {most / 1e9:.1f} GB"
+            )
+            too_large.append((need, layout, why))
     too_large.sort(key=lambda each: each[0])
     if not choices:
         why = f"the smallest, {too_large[0][1].label}, {too_large[0][2]}" if too_large else (

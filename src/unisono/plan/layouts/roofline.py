@@ -139,7 +139,11 @@ def against_the_wire(
         Against(
             "layer",
             forward_s,
-            2 * calls.all_reduce_s(layout, "tp", count * model.width * weight_bytes),
+            2 * calls.time_s("all_reduce", layout, "tp", count * model.width * weight_bytes),
         ),
-        Against("step", 2 * forward_s * model.layers, calls.all_reduce_s(layout, "dp", gradients)),
+        Against(
+            "step",
+            2 * forward_s * model.layers,
+            calls.time_s("all_reduce", layout, "dp", gradients),
+        ),
     )

@@ -98,20 +98,20 @@ def step_time(
     activation = tokens * model.width * weight_bytes
     passes = 3 if layout.recompute == "full" else 2
     of_layers = count * layers
-    exposed["tp"] = of_layers * passes * 2 * calls.all_reduce_s(layout, "tp", activation)
+    exposed["tp"] = of_layers * passes * 2 * calls.time_s("all_reduce", layout, "tp", activation)
     keys = 2 * tokens * model.key_width / tp * weight_bytes
-    ring_s = (layout.cp - 1) * calls.send_s(layout, "cp", keys)
+    ring_s = (layout.cp - 1) * calls.time_s("send", layout, "cp", keys)
     beside_s = core_s * (layout.cp - 1) / layout.cp
     # forward once, backward with the gradients behind them; each hides behind attention's core
     rounds = ((ring_s, beside_s), (2 * ring_s, 2 * beside_s))
     exposed["cp"] = of_layers * sum(max(0.0, wire - core) for wire, core in rounds)
     hidden["cp"] = of_layers * sum(min(wire, core) for wire, core in rounds)
     routed = activation * model.top_k / tp if model.experts else 0.0
-    exposed["ep"] = of_layers * passes * 2 * calls.all_to_all_s(layout, "ep", routed)
+    exposed["ep"] = of_layers * passes * 2 * calls.time_s("all_to_all", layout, "ep", routed)
 
     # The pipeline: a message each way per micro-batch and chunk, and the bubble (Narayanan, 2021).
     sent = activation / tp if layout.sequence_parallel else activation
-    exposed["pp"] = count * layout.chunks * 2 * calls.send_s(layout, "pp", sent)
+    exposed["pp"] = count * layout.chunks * 2 * calls.time_s("send", layout, "pp", sent)
     per_micro_batch_s = (layers_s * count + sum(exposed.values())) / count
     bubble_s = (layout.pp - 1) / layout.chunks * per_micro_batch_s
 
@@ -120,9 +120,11 @@ def step_time(
     replicas = layout.dp * layout.cp
     both = ((common, "ep cp dp", replicas * layout.ep), (experts, "cp dp", replicas))
     reduce_s = sum(
-        calls.all_reduce_s(layout, axes, each * gradient_bytes) for each, axes, _ in both
+        calls.time_s("all_reduce", layout, axes, each * gradient_bytes) for each, axes, _ in both
     )
-    gather_s = sum(calls.half_s(layout, axes, each * weight_bytes) for each, axes, _ in both)
+    gather_s = sum(
+        calls.time_s("all_reduce", layout, axes, each * weight_bytes) / 2 for each, axes, _ in both
+    )
     forward_all_s, backward_all_s = layers * forward_s, layers * (2 * forward_s + again_s)
     travels: tuple[tuple[float, float], ...]
     if layout.zero == 0:
