@@ -297,8 +297,10 @@ class Rank(TwoBackends):
         ways = []
         for mode, make in (("calls", call), ("waits", wait)):
             ways.append(Way(mode, NOTHING, lambda: None, lambda _: None, ()))
-            for name in ("gloo", "unisono"):
-                ways.append(Way(mode, name, functools.partial(self.groups.get, name), make, ()))
+            ways += (
+                Way(mode, name, functools.partial(self.groups.get, name), make, ())
+                for name in ("gloo", "unisono")
+            )
         return self.measure(ways)
 
 

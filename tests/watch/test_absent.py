@@ -43,30 +43,30 @@ OF_WORLD = """
         come_late("init_process_group", waiting=2)
     dist.init_process_group(BACKEND)
     dist.barrier()
-    dist.destroy_process_group()
 """
 OF_MEMBERS = """
-    dist.init_process_group(BACKEND)
     if RANK == 2:
         come_late("new_group", waiting=1)
     if RANK:
         pair = dist.new_group([1, 2], use_local_synchronization=True)
         dist.barrier(pair)
-    dist.destroy_process_group()
 """
-OF_SPLIT = """
+OF_SPLIT_AND_JOIN = """
     import unisono
+    Path(__file__).with_name(f"made-{RANK}").touch()
+    while not all(Path(__file__).with_name(f"made-{rank}").exists() for rank in range(3)):
+        time.sleep(0.02)
     comm = unisono.init()
     if RANK == 1:
         come_late("split", waiting=1)
     comm.split([0, 1])
-"""
-OF_JOIN = """
-    import unisono
     if RANK:
         while not list(Path("reports").glob("seen-elsewhere*")):
             time.sleep(0.05)
-    unisono.Communicator.join(f"late-{os.getppid()}", RANK, 2).barrier()
+    unisono.Communicator.join(f"late-{os.getppid()}", RANK, 3).barrier()
+"""
+END = """
+    dist.destroy_process_group()
 """
 
 
@@ -99,59 +99,38 @@ def report_on(rank: int, kind: str) -> Report:
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
-@pytest.mark.parametrize(
-    ("program", "rank", "call"),
-    [(OF_WORLD, 1, "init_process_group"), (OF_MEMBERS, 2, "new_group")],
-    ids=["world", "members"],
-)
-def test_who_does_not_come(
-    program: str, rank: int, call: str, backend: str, tmp_path: Path
-) -> None:
-    late = write_program(tmp_path, LATE + program)
+def test_who_does_not_come(backend: str, tmp_path: Path) -> None:
+    """To the world, to a group of some, to a split, and to a group that has no parent."""
+    own = OF_SPLIT_AND_JOIN if backend == "unisono" else ""
+    late = write_program(tmp_path, LATE + OF_WORLD + OF_MEMBERS + own + END)
     (tmp_path / "reports").mkdir()
     settings = {"UNISONO_WATCH_HANG_S": "1", "UNISONO_WATCH_FOLDER": str(tmp_path / "reports")}
     run = ("-m", "unisono", "run", "--watch", "-n", "3")
     done = late.run(backend, "012", before=run, environment=settings)
     assert done.returncode == 0, done.stderr
+    reports = [watch.load(path) for path in (tmp_path / "reports").iterdir()]
     line = late.path.read_text().splitlines().index("        time.sleep(0.05)") + 1
     lines = {f"program.py:{line - 1}", f"program.py:{line}"}  # of the loop that waits
-    group = "([1, 2])" if (call, backend) == ("new_group", "unisono") else ""
-    verdict = rf"rank {rank} never reached {call}{group} (program.py:"
-    assert done.stderr.count(verdict) == 1, done.stderr
-    about = call, (rank,)  # other ranks may have been late, too
-    reports = [watch.load(path) for path in (tmp_path / "reports").iterdir()]
-    found = [report for report in reports if (report.operation, report.culprits) == about]
-    assert {report.kind for report in found} == {"hang"}, reports
-    assert {report.site for report in found} <= lines, found
-
-
-def test_who_does_not_come_to_a_split(tmp_path: Path) -> None:
-    done = _run_late(tmp_path, OF_SPLIT)
-    verdict = r"rank 1 never reached split\(\[0, 1\]\) of group world \(program.py:\d+\): it is in "
-    assert re.search(verdict + r"program.py:\d+", done.stderr), done.stderr
-    (report,) = [watch.load(path) for path in (tmp_path / "reports").glob("seen-hang-*")]
-    assert (report.operation, report.culprits, report.backend) == ("split", (1,), "unisono")
-
-
-def test_nobody_comes_to_join(tmp_path: Path) -> None:
-    done = _run_late(tmp_path, OF_JOIN)
-    verdict = (
-        r"Communicator.join\('late-\d+', rank=0, size=2\) \(program.py:\d+\) waits for processes"
+    group = "([1, 2])" if backend == "unisono" else ""
+    calls = {"init_process_group": (1, ""), "new_group": (2, group)}
+    if own:
+        calls["split"] = 1, "([0, 1]) of group world"
+    for call, (rank, of) in calls.items():
+        verdict = rf"rank {rank} never reached {call}{of} (program.py:"
+        assert done.stderr.count(verdict) == 1, done.stderr
+        about = call, (rank,)  # other ranks may have been late, too
+        found = [report for report in reports if (report.operation, report.culprits) == about]
+        assert {report.kind for report in found} == {"hang"}, reports
+        assert {report.site for report in found} <= lines, found
+        if call == "split":
+            assert {report.backend for report in found} == {"unisono"}
+    joins = (
+        r"Communicator.join\('late-\d+', rank=0, size=3\) \(program.py:\d+\) waits for processes"
     )
-    assert re.search(verdict, done.stderr), done.stderr
+    assert bool(re.search(joins, done.stderr)) == bool(own), done.stderr
 
 
-def _run_late(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    late = write_program(folder, LATE + program)
-    (folder / "reports").mkdir()
-    settings = {"UNISONO_WATCH_HANG_S": "1", "UNISONO_WATCH_FOLDER": str(folder / "reports")}
-    run = ("-m", "unisono", "run", "--watch", "-n", "2")
-    done = late.run("unisono", "01", before=run, environment=settings)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-@pytest.mark.parametrize("sleeps_s", [0, 4])
+@pytest.mark.parametrize("sleeps_s", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_rank_that_has_ended_does_not_come(tmp_path: Path, sleeps_s: int) -> None:
     """All ranks were started here: the job ends, even if that rank was reported as late before."""
     world = OF_WORLD.replace(
@@ -193,6 +172,7 @@ def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
     assert "of 2 ranks that another launcher or machine started, some have not" in verdict
 
 
+@pytest.mark.slow
 def test_a_pipeline_whose_processes_all_have_the_variables_of_a_rank(tmp_path: Path) -> None:
     """`export RANK=0; python train.py | tee log`: `tee` is not rank 0."""
     (tmp_path / "reports").mkdir()

@@ -82,7 +82,8 @@ def test_a_straggler_costs_the_others_what_they_wait_for_it() -> None:
     assert len(profile.advice) == 1
     assert profile.advice[0].startswith("Look at rank 2: a rank waits for it for 53.3 ms of a step")
     tables = str(profile).partition("\n\nLook at")[0].splitlines()
-    assert "rank 2" in tables[2] and "rank 2" in tables[-1]
+    assert "rank 2" in tables[2]
+    assert "rank 2" in tables[-1]
     assert max(map(len, tables)) <= 80
 
 

@@ -69,19 +69,19 @@ def stop_counting() -> None:
         _hooks.popitem()[1].remove()
 
 
-def each_ddp(notice: Callable[[Any], object]) -> Any:
-    """Call `notice` with every DDP model that is made from now on; returns the hook, to remove
-    it."""
+def each_ddp(notice: Callable[[Any, Any], object]) -> Any:
+    """Call `notice` with every DDP model that is made from now on, and the module in it; returns
+    the hook, to remove it."""
     from torch.nn.modules.module import register_module_module_registration_hook
 
     def registered(module: Any, name: str, child: Any) -> None:
         if name == "module" and type(module).__name__ == "DistributedDataParallel":
-            notice(module)
+            notice(module, child)
 
     return register_module_module_registration_hook(registered)
 
 
-def _follow_ddp(ddp: Any) -> None:
+def _follow_ddp(ddp: Any, _: Any) -> None:
     ddp.register_forward_pre_hook(_begin_iteration)
     ddp.register_forward_hook(_enter("backward"))
 

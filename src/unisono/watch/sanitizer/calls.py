@@ -19,6 +19,7 @@ from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
 from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.stacks import calling_line, is_users
+from unisono.watch.torch_group import COLLECTIVES
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _PASSED_ON = (
@@ -30,41 +31,25 @@ _PASSED_ON = (
 )
 """Files through which a user's call passes before it comes here."""
 
-# By torch's names: the call's name, the position of what it writes, and of what it reads.
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")
+_OF_COMMUNICATORS: dict[str, tuple[str, int | None, int | None]] = {
+    **{name: (name, 0, 0) for name in ("all_reduce", "broadcast")},
+    **{name: (name, 0, 1) for name in ("all_gather", "reduce_scatter", "all_to_all")},
+    "isend": ("isend", None, 0),
+    "irecv": ("irecv", 0, None),
+}
+"""The call's name, the position of what it writes, and of what it reads."""
 _METHODS: dict[str, tuple[str, int | None, int | None]] = {
-    "allreduce": ("all_reduce", 0, 0),
-    "allreduce_coalesced": ("all_reduce", 0, 0),
-    "broadcast": ("broadcast", 0, 0),
-    "reduce": ("reduce", 0, 0),
-    "allgather": ("all_gather", 0, 1),
-    "all_gather_single": ("all_gather", 0, 1),
-    "_allgather_base": ("all_gather", 0, 1),
-    "allgather_coalesced": ("all_gather", 0, 1),
-    "all_gather_single_coalesced": ("all_gather", 0, 1),
-    "allgather_into_tensor_coalesced": ("all_gather", 0, 1),
-    "gather": ("gather", 0, 1),
-    "scatter": ("scatter", 0, 1),
-    "reduce_scatter": ("reduce_scatter", 0, 1),
-    "reduce_scatter_single": ("reduce_scatter", 0, 1),
-    "_reduce_scatter_base": ("reduce_scatter", 0, 1),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 0, 1),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0, 1),
-    "alltoall": ("all_to_all", 0, 1),
-    "all_to_all_single": ("all_to_all", 0, 1),
-    "alltoall_base": ("all_to_all", 0, 1),
+    **{
+        method: (name, 0, 0 if name in _IN_PLACE else 1)
+        for method, (operation, at) in COLLECTIVES.items()
+        if (name := operation.name.lower()) and at >= 0
+    },
     "send": ("send", None, 0),
     "recv": ("recv", 0, None),
     "recv_anysource": ("recv", 0, None),
 }
-_OF_COMMUNICATORS: dict[str, tuple[str, int | None, int | None]] = {
-    "all_reduce": ("all_reduce", 0, 0),
-    "broadcast": ("broadcast", 0, 0),
-    "all_gather": ("all_gather", 0, 1),
-    "reduce_scatter": ("reduce_scatter", 0, 1),
-    "all_to_all": ("all_to_all", 0, 1),
-    "isend": ("isend", None, 0),
-    "irecv": ("irecv", 0, None),
-}
+"""The same by torch's names."""
 _OPS = reductions_by_hash()
 _SUMS = ("sum", "avg", "mean")
 MESSAGES = ("send", "recv", "isend", "irecv")

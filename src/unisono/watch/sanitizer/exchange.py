@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_PAUSE_S = 0.02
+_PAUSE_S, _READ_S = 0.02, 0.2
 _MOST_OPEN = 20_000
 """Topics for which ranks are missing; the oldest is dropped."""
 _logger = logging.getLogger("unisono")
@@ -80,14 +80,9 @@ class Exchange:
             self._gather()
             found = has_proof() or any(self._ended.values())
             self._store.set("outcome", str(int(found)))
-            self._await_readers(end)
+            if self._size > 1:  # rank 0 may host the store: the others read the outcome
+                time.sleep(min(_READ_S, max(0.0, end - time.monotonic())))
         return found
-
-    def _await_readers(self, end: float) -> None:
-        """Rank 0 may host the store: give the others time to read the outcome."""
-        for rank in self._ended:
-            self._store.check([f"end/{rank}"])
-        time.sleep(min(0.2, max(0.0, end - time.monotonic())) if self._size > 1 else 0)
 
     def _run(self) -> None:
         try:

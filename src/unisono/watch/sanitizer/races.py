@@ -8,6 +8,7 @@ Operators are seen by a dispatch mode, which is on only while such works exist.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from weakref import ref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from unisono.watch import torch_group
 from unisono.watch.sanitizer.calls import MESSAGES, WatchedCall, tensors_in
 from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.stacks import calling_line
@@ -192,9 +194,10 @@ def _followed(method: Any, name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def followed(work: Any, *given: Any, **named: Any) -> Any:
         result = method(work, *given, **named)
-        for races in _races:
-            if races._pending and (result or name != "is_completed"):
-                races.ended(work)
+        is_told = result or name != "is_completed"
+        for races in _races if is_told else ():
+            if races._pending and sys._getframe(1).f_code.co_filename != torch_group.__file__:
+                races.ended(work)  # else only the watch has learned it
         return result
 
     followed.is_followed = True  # type: ignore[attr-defined]

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 import torch.multiprocessing.reductions
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from unisono.watch.sanitizer.calls import WatchedCall, tensors_in
 from unisono.watch.sanitizer.races import Span, span_of
 from unisono.watch.stacks import calling_line
+from unisono.watch.steps import each_ddp
 
 _WeakStorage: Any = torch.multiprocessing.reductions.StorageWeakRef
 _COPIES = {"copy_", "_to_copy", "clone", "_foreach_copy_", "add_", "_foreach_add_"}
@@ -116,15 +116,14 @@ class Reductions:
         self.ddps: WeakKeyDictionary[Any, FollowedDDP] = WeakKeyDictionary()
         self.exchanges_rows = False
         """Whether the program has called all_to_all, as expert parallelism does."""
-        self._hook = register_module_module_registration_hook(self._registered)
+        self._hook = each_ddp(self._follow)
 
     def stop(self) -> None:
         """Follow no more models."""
         self._hook.remove()
 
-    def _registered(self, owner: Any, name: str, module: Any) -> None:
-        if name == "module" and type(owner).__name__ == "DistributedDataParallel":
-            self.ddps[owner] = FollowedDDP(owner, module, self._look)
+    def _follow(self, ddp: Any, module: Any) -> None:
+        self.ddps[ddp] = FollowedDDP(ddp, module, self._look)
 
     def take_wide_calls(self) -> Counter[tuple[int, ...]]:
         """How many calls of the user's, by their members, moved more than vectors since the last

@@ -270,20 +270,11 @@ class Replicas:
             for number, (_, parameter) in enumerate(_parameters(optimizer))
         }
         found: dict[str, str] = {}
-        for module in gc.get_objects():
-            if issubclass(type(module), torch.nn.Module):
-                named = dict(module.__dict__.get("_parameters", {}))
-                if not any(id(parameter) in numbers for parameter in named.values()):
-                    continue
-                for name, parameter in named.items():
-                    if id(parameter) in numbers:
-                        found.setdefault(numbers[id(parameter)], name)
-        every = (each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module))
-        roots = [module for module in every if module.__dict__.get("_modules")]
-        for module in roots:
-            for name, parameter in module.named_parameters():
-                number = numbers.get(id(parameter))
-                if number in found and name.count(".") > found[number].count("."):
+        every = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        for module in every:
+            for name, parameter in module.named_parameters() if "_modules" in vars(module) else ():
+                number = numbers.get(id(parameter), "")
+                if number and name.count(".") >= found.get(number, "").count("."):
                     found[number] = name
         return found
 

@@ -36,7 +36,6 @@ class SanitizerSession:
         self._place = store, rank, size
         self._pid, self._number = os.getpid(), next(_numbers)
         self.proofs: list[Report] = []
-        self.hints: list[Report] = []
         self._exchange: Exchange | None = None
         self._told: set[str] = set()
         self._waiting: list[tuple[str, Sequence[int], Any]] = []
@@ -98,7 +97,8 @@ class SanitizerSession:
             site=finding.site,
             details=finding.details,
         )
-        (self.hints if is_hint else self.proofs).append(report)
+        if not is_hint:
+            self.proofs.append(report)
         self._tell(add_history(report, ()))
 
     # -- facts -----------------------------------------------------------------------------------

@@ -94,13 +94,10 @@ class Judgement:
         culprits = _odd({rank: repr(sorted(known)) for rank, known in names.items()})
         everything = set().union(*names.values())
         is_whole = all(fact["whole"] for fact in facts.values())
-        if culprits is None or not is_whole or everything not in names.values():
-            return None
-        if not all(known <= everything and known for known in names.values()):
+        is_part = everything in names.values() and all(names.values())
+        if culprits is None or not (is_whole and is_part):
             return None
         sizes = ", ".join(f"rank {rank}: {len(known)}" for rank, known in names.items())
-        if len(set(map(len, names.values()))) == 1:
-            return None
         site = facts[culprits[0]]["made"]
         return Discrepancy(
             "settings",
