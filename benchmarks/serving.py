@@ -27,6 +27,15 @@ from typing import Any
 import torch
 
 KERNELS = ["unisono", "vLLM"]
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def make_model(folder: Path, layers: int, hidden: int, experts: int) -> None:
@@ -134,16 +143,7 @@ def serve(options: argparse.Namespace, model: str) -> None:
 
 def run_engine(with_unisono: bool, model: str, arguments: list[str]) -> dict[str, Any]:
     """Start an engine in a process of its own."""
-    environment = os.environ | {
-        "UNISONO_VLLM": "1" if with_unisono else "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = os.environ | SETTINGS | {"UNISONO_VLLM": "1" if with_unisono else "0"}
     command = [sys.executable, __file__, "--serve", model, *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("RESULT ")]

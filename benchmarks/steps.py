@@ -9,6 +9,7 @@ A model of 25 million parameters (24 times Linear(1024, 1024)) sees one row of i
 step is mostly communication. ddp: the backward pass with DDP, with gradients that it copies (its
 default) and with gradients that are views of its buckets; by `share_ddp_buckets`; by GradientSync;
 and by no wrapper at all. fsdp: forward and backward with FSDP2, with its own buffers and with ours.
+small: nothing but 300 blocking calls of 1 KiB, or 300 waits for such.
 
 "nothing" is what the wrapper itself costs: DDP with a hook that communicates nothing, FSDP2 on a
 group whose calls return at once. "more" is how much longer a variant takes than that in the same
@@ -27,6 +28,7 @@ percent of the step: it does not depend on what else the machine does.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -48,7 +50,8 @@ import unisono
 from unisono import variables
 from unisono.watch.stacks import WATCHING
 
-PARTS = ("ddp", "fsdp")
+PARTS = ("ddp", "fsdp", "small")
+SMALL_CALLS = 300
 WIDTH, LAYERS = 1024, 24
 NOTHING = "nothing"
 ONE_THREAD = "one thread"
@@ -274,6 +277,31 @@ class Rank(TwoBackends):
         for layer in model:
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
+
+    # -- small calls -------------------------------------------------------------------------------
+
+    def small(self) -> list[Any]:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.ones(256)
+
+        def call(group: Any) -> None:
+            for _ in range(SMALL_CALLS):
+                dist.all_reduce(tensor, group=group)
+
+        def wait(group: Any) -> None:
+            for _ in range(SMALL_CALLS):
+                dist.all_reduce(tensor, group=group, async_op=True).wait()
+
+        ways = []
+        for mode, make in (("calls", call), ("waits", wait)):
+            ways.append(Way(mode, NOTHING, lambda: None, lambda _: None, ()))
+            ways += (
+                Way(mode, name, functools.partial(self.groups.get, name), make, ())
+                for name in ("gloo", "unisono")
+            )
+        return self.measure(ways)
 
 
 def leave(bucket: Any) -> Any:

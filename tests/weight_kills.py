@@ -190,7 +190,7 @@ def arm(party: Any, kill: Kill, path: str, took_s: float) -> None:
             die()
 
     if kill.phase == "any moment":
-        delay_s = max(1e-6, kill.chance * took_s)
+        delay_s = max(1e-6, kill.chance**3 * took_s)  # the update before it made the plan
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         note(time.monotonic() + delay_s)
         signal.setitimer(signal.ITIMER_REAL, delay_s)

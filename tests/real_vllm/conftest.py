@@ -1,4 +1,4 @@
-"""The programs of this folder import each other by name; without vLLM there is nothing to run."""
+"""These tests import programs beside them by name; without vLLM there is nothing to run."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+_HERE = Path(__file__).parent
+_BESIDE = _HERE, _HERE.parent / "hosts", _HERE.parents[1] / "benchmarks"
+sys.path[:0] = [str(folder) for folder in _BESIDE]
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from namespaces import Link, network, start_on
+
+from serving import SETTINGS, make_model
 
 pytestmark = pytest.mark.vllm
 
@@ -24,6 +28,127 @@ def test_the_same_tokens(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "the same tokens" in ended.stdout
+
+
+KILLED = textwrap.dedent("""
+    import os, signal, sys, threading, time
+    import vllm
+
+    def find_pid(worker):
+        return os.getpid()
+
+    if __name__ == "__main__":
+        engine = vllm.LLM(
+            sys.argv[1], skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+            max_model_len=256, tensor_parallel_size=2, distributed_executor_backend="mp",
+        )
+        victim = engine.collective_rpc(find_pid)[1]
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=200, ignore_eos=True, detokenize=False
+        )
+        prompt = [{"prompt_token_ids": [7, 9, 11, 3]}]
+        engine.generate(prompt, sampling, use_tqdm=False)
+        killed = []
+
+        def kill():
+            killed.append(time.monotonic())
+            os.kill(victim, signal.SIGKILL)
+
+        threading.Timer(0.2, kill).start()
+        try:
+            while True:
+                engine.generate(prompt, sampling, use_tqdm=False)
+        except Exception as error:
+            after = time.monotonic() - killed[0]
+            print(f"RAISED {type(error).__name__} after {after:.3f} s", flush=True)
+        os._exit(0)
+""")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_worker_is_killed(ours: bool, tmp_path: Path) -> None:
+    """The engine raises with unisono as without (`-s` shows when), and with it the log says why."""
+    make_model(tmp_path / "model", 2, 128, 0)
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    environment = (
+        os.environ
+        | SETTINGS
+        | {
+            "UNISONO_VLLM": str(int(ours)),
+            "VLLM_CACHE_ROOT": str(tmp_path),
+        }
+    )
+    ended = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "model")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    said = ended.stdout + ended.stderr
+    raised = re.search(r"RAISED \w+ after .* s", said)
+    assert raised, said
+    print(raised[0])
+    assert ("was killed by SIGKILL; this rank was in all_reduce of group vllm tp:0" in said) == ours
+
+
+LAUNCHED = textwrap.dedent("""
+    import os, sys
+    import vllm
+
+    if __name__ == "__main__":
+        engine = vllm.LLM(
+            sys.argv[1], skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+            max_model_len=128, tensor_parallel_size=2, seed=0,
+            distributed_executor_backend="external_launcher",
+        )
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=24, ignore_eos=True, detokenize=False
+        )
+        prompt = [{"prompt_token_ids": [7, 9, 11, 3]}]
+        outputs = engine.generate(prompt, sampling, use_tqdm=False)
+        print("TOKENS", list(outputs[0].outputs[0].token_ids), flush=True)
+        os._exit(0)
+""")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
+def test_two_hosts(tmp_path: Path) -> None:
+    """They generate what one host does with vLLM's kernel, which serves no two hosts."""
+    model, program = tmp_path / "model", tmp_path / "launched.py"
+    make_model(model, 2, 128, 0)
+    program.write_text(LAUNCHED)
+    said: dict[tuple[int, int], list[list[str]]] = {}
+    with network(2, Link(int(1e9))) as made:
+        for placement in (0, 0), (0, 1):
+            folder = tmp_path / f"on{placement[1]}"
+            folder.mkdir()
+            ranks = [
+                start_on(
+                    made.hosts[host],
+                    [sys.executable, str(program), str(model)],
+                    folder / f"rank{rank}",
+                    os.environ
+                    | SETTINGS
+                    | {
+                        "UNISONO_VLLM": str(placement[1]),
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank if host == 0 else 0),
+                        "WORLD_SIZE": "2",
+                        "MASTER_ADDR": made.hosts[0].ipv4,
+                        "MASTER_PORT": "29400",
+                        "GLOO_SOCKET_IFNAME": "eth0",
+                        "VLLM_HOST_IP": made.hosts[host].ipv4,
+                        "VLLM_CACHE_ROOT": str(tmp_path),
+                    },
+                )
+                for rank, host in enumerate(placement)
+            ]
+            assert [rank.wait(240, ranks) for rank in ranks] == [0, 0], ranks[0].text()
+            said[placement] = [re.findall("TOKENS .*", rank.text()) for rank in ranks]
+    assert said[0, 1] == said[0, 0]
+    assert all(map(len, said[0, 1])), said
 
 
 ENGINE = textwrap.dedent("""

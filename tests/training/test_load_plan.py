@@ -220,6 +220,10 @@ def test_what_cannot_be_written_is_refused_before_a_vote(tmp_path: Path) -> None
     refuse(RuntimeError, "must match the size", lambda each: served.add_(each[:3]))
     refuse(RuntimeError, "overflow", lambda each: served.fill_(1000))
     assert served.eq(0).all()
+    plan = LoadPlan(lambda pairs: [served.copy_(each) for _, each in pairs], {"w": served})
+    served.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="'w' has no memory"):
+        plan.prepare({part_key("w", 0): torch.ones(4, dtype=torch.int8)})
 
 
 # -- updates -----------------------------------------------------------------------------------

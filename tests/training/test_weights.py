@@ -228,6 +228,24 @@ def test_memory_that_cannot_be_written_is_refused_before_anything_moves(
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("count", PACKED_OR_NOT)
+def test_memory_that_a_trainer_has_freed(comm: Communicator, count: int) -> None:
+    weights = {name: torch.full((count,), 1.0 - comm.rank) for name in "ab"}
+    with endpoint(comm, weights) as party:
+        party.update()
+        if comm.rank == 0:
+            weights["b"] = torch.ones(count)
+            weights["b"].untyped_storage().resize_(0)
+        with pytest.raises(WeightUpdateError, match=r"rank 0: .* 'b' has no memory") as caught:
+            party.update()
+        assert not caught.value.group_ended
+        if comm.rank == 0:
+            weights["b"] = torch.full((count,), 2.0)
+        party.update()
+        assert weights["b"].eq(2).all()
+
+
+@pytest.mark.ranks(2)
 def test_an_engine_without_weights_takes_what_comes(comm: Communicator) -> None:
     held = trainer_weights(3) | {"twin": torch.ones(2)}
     held["other"] = held["twin"]
@@ -410,6 +428,7 @@ def test_other_ways_not_to_fit(comm: Communicator) -> None:
     two = {"a": torch.ones(2), "b": torch.ones(2)}
     attempt([two, {}], {"a": tie, "b": tie}, "tied to a, but not on the trainer")
     attempt([{"w": "text"}, {}], whole, "rank 0: TypeError: .* is a str", WeightUpdateError)
+    attempt([{0: half}, {}], whole, "rank 0: TypeError: .* and 0 is a int", WeightUpdateError)
     meta = {"w": torch.ones(4, 4, device="meta")}
     attempt([whole, {}], meta, "rank 2: TypeError: .* is on meta", WeightUpdateError)
     lazy = {"w": torch.ones(4, dtype=torch.complex64).conj()}

@@ -81,7 +81,10 @@ def test_a_straggler_costs_the_others_what_they_wait_for_it() -> None:
     assert [step.lost_to for step in profile.typical] == [2, 2, -1]
     assert len(profile.advice) == 1
     assert profile.advice[0].startswith("Look at rank 2: a rank waits for it for 53.3 ms of a step")
-    assert "rank 2" in str(profile)
+    tables = str(profile).partition("\n\nLook at")[0].splitlines()
+    assert "rank 2" in tables[2]
+    assert "rank 2" in tables[-1]
+    assert max(map(len, tables)) <= 80
 
 
 def test_a_blocking_call_that_moves_data_is_worth_a_sentence_with_its_line() -> None:
@@ -257,20 +260,20 @@ def test_of_a_long_run_the_newest_steps_are_profiled(comm: Communicator) -> None
     done: torch.futures.Future[int] = torch.futures.Future()
     done.set_result(1)
     with watch.profile() as profiles:
-        for _ in range(3000):
+        for _ in range(1500):
             watch.step()
             comm.all_reduce(torch.ones(10), async_op=True).wait()
             for _ in range(50):
                 done.wait()
         watch.step()
     notes, gone = notes_of(os.getpid()) or ([], 0)
-    assert (len(notes), gone > 0) == (1 << 17, True)
+    assert (len(notes), gone > 0) == (1 << 16, True)
     comm.barrier()
     for profile in profiles:
-        assert profile.left_out > 2 * (3000 * 53 - (1 << 17))
+        assert profile.left_out > 2 * (1500 * 53 - (1 << 16))
         assert "which newer ones have overwritten" in str(profile)
         for step in profile.typical:
-            assert 2400 < step.step <= (1 << 17) // 53
+            assert 1200 < step.step <= (1 << 16) // 53
         (row,) = profile.calls
         assert row.count == pytest.approx(1, abs=0.001)
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import uuid
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
-from vllm.utils.network_utils import get_ip
 
 from unisono.comm.communicator import Communicator
 from unisono.serving.collectives import ServingCollectives
 
 _MEETING_S = 300.0
-_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 
 
 class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
@@ -87,19 +85,13 @@ class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
 
 
 def _join(group: dist.ProcessGroup, rank: int, size: int, unique_name: str) -> Communicator:
-    """Meet the other workers of a group; on several hosts in a store that rank 0 hosts."""
+    """Meet the other workers of a group; on several hosts in the store of their torch world."""
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, _where(), group)
-    store: Any = None
-    invitation: list[Any] = [f"vllm {unique_name} {uuid.uuid4().hex}", "", 0]
-    if rank == 0 and len(set(everyone)) > 1:
-        store = _TCPStore(get_ip(), 0, is_master=True, wait_for_workers=False)
-        invitation[1:] = store.host, store.port
+    invitation = [f"vllm {unique_name} {uuid.uuid4().hex}"]
     dist.broadcast_object_list(invitation, group=group, group_src=0)
-    name, address, port = invitation
-    if address and store is None:
-        store = _TCPStore(address, port, timeout=timedelta(seconds=_MEETING_S))
-    return Communicator.join(name, rank, size, store, join_timeout_s=_MEETING_S)
+    store = distributed_c10d._get_default_store() if len(set(everyone)) > 1 else None
+    return Communicator.join(invitation[0], rank, size, store, join_timeout_s=_MEETING_S)
 
 
 def _where() -> tuple[str, int]:

@@ -15,7 +15,7 @@ _WIDTH, _LEFT, _ROW = 960.0, 60.0, 34.0
 _SOURCES = {
     "marks": "steps are marked",
     "calls": "steps found from the period of the calls",
-    "": "no steps found: unisono.watch.step() marks them",
+    "": "no steps found; watch.step() marks them",
 }
 
 

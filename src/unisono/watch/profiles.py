@@ -145,7 +145,7 @@ class ProfileTrace(Trace):
         profile = build_profile(groups, notes, self._since_s)
         profile = replace(profile, left_out=left_out)
         self._tell(profile)
-        self.written = f"the profile: {profile}"
+        self.written = f"the profile:\n{profile}"
         if self._is_kept:
             write_profile(profile, self.path)
             self.written += f"\nunisono: the profile is in {self.path}"

@@ -31,7 +31,7 @@ WAIT, LEFT_RUNNING, BACKWARD, STEP, CALL = 1.0, 2.0, 3.0, 4.0, 5.0
 call to its end, where DDP waits for them in C++; a step begins; a long blocking call."""
 _NOTE = struct.Struct("<5d")
 _COUNT = struct.Struct("<Q40x")
-_KEPT = 1 << 17
+_KEPT = 1 << 16
 _NAME = "unisono-waits"
 _OFTEN_S = 200e-6
 """To ask the kernel takes two microseconds: it is asked again after this time."""
@@ -82,8 +82,10 @@ class _Ring:
         return now_s, self._no_core_s
 
     def add(self, kind: float, begin: Moment) -> None:
-        """Note what ends now."""
+        """Note what ends now; a call that was blocking and short is only in the records."""
         end_s, no_core_s = self.now()
+        if kind == CALL and end_s - begin[0] < _OFTEN_S:
+            return
         at = _COUNT.size + self._count % _KEPT * _NOTE.size
         _NOTE.pack_into(self._memory, at, kind, begin[0], end_s, begin[1], no_core_s)
         self._count += 1
@@ -106,7 +108,7 @@ class WaitNotes:
         self._main = threading.main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []
         self._kinds: set[type] = set()
-        self._is_waiting = False
+        self._is_inside = False  # the main thread, a call or a wait: what that calls is not noted
         self._pass = -1
         steps.on_step = self._step
         for name in _METHODS:
@@ -163,36 +165,31 @@ class WaitNotes:
         setattr(owner, name, functools.wraps(original)(how(original)))
 
     def _step(self) -> None:
-        if self._is_main():
+        if threading.get_ident() == self._main:
             self._ring.add(STEP, self._ring.now())
 
-    def _is_main(self) -> bool:
-        return threading.get_ident() == self._main
-
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(*given: Any, **named: Any) -> Any:
-            if self._is_waiting or not self._is_main():
-                return original(*given, **named)
-            self._is_waiting, begin = True, self._ring.now()
-            try:
-                return original(*given, **named)
-            finally:
-                self._is_waiting = False
-                self._ring.add(WAIT, begin)
-
-        return wait
+        return self._noting(original, lambda _: WAIT)
 
     def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._noting(original, lambda work: CALL if work is None else LEFT_RUNNING)
+
+    def _noting(
+        self, original: Callable[..., Any], kind: Callable[[Any], float]
+    ) -> Callable[..., Any]:
+        ring, main = self._ring, self._main
+
         def call(*given: Any, **named: Any) -> Any:
-            if not self._is_main():
+            if self._is_inside or threading.get_ident() != main:
                 return original(*given, **named)
-            begin = self._ring.now()
-            work = original(*given, **named)
-            if work is not None:
-                self._ring.add(LEFT_RUNNING, begin)
-            elif time.monotonic() - begin[0] > _OFTEN_S:
-                self._ring.add(CALL, begin)
-            return work
+            self._is_inside, begin = True, ring.now()
+            result = None
+            try:
+                result = original(*given, **named)
+            finally:
+                self._is_inside = False
+                ring.add(kind(result), begin)
+            return result
 
         return call
 

@@ -27,6 +27,7 @@ from unisono.training.weights.shards import (
     MappedPlace,
     WeightReader,
     WeightShard,
+    check_memory,
     check_writable,
 )
 from unisono.training.weights.staging import WeightStaging, do_all_or_none, view_of
@@ -157,6 +158,8 @@ class _Endpoint(ABC):
         parts = self._protocol.comm.transport.own_parts() if self._sends else []
         if self._weights is not None:
             mine, is_as_before = self._reader.read(self._weights, parts)
+        if self._sends:
+            check_memory(mine.tensors.items())
         if not self._text or not is_as_before:
             before, self._text = self._text, ""
             self._text = self._description(mine, partial(MappedPlace.of, parts)).text()
@@ -443,6 +446,8 @@ class WeightReceiver(_Endpoint):
             raise ValueError("prepare and commit need a transactional update")
         elif not mine.all_are_on(device):
             raise ValueError(f"weights that are received in place must be on {device.type}")
+        else:
+            check_memory(mine.tensors.items())
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
         protocol, plan = self._protocol, transfers.plan

@@ -7,6 +7,7 @@ While it records, it notes the part; later it gives the operator this part of wh
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 import zlib
@@ -28,6 +29,7 @@ from unisono.training.weights.shards import (
     Known,
     Lengths,
     WeightShard,
+    check_memory,
     check_writable,
     part_key,
 )
@@ -42,6 +44,8 @@ Write = Callable[[Step], object]
 
 _aten = torch.ops.aten
 _SAMPLES = 1_000_003  # a prime: rows of a tensor are not multiples of it
+_TRIMMED_BYTES = 16 << 20
+"""Of how many bytes of samples glibc may keep the memory: by chance it would keep all."""
 
 
 class LoadPlan:
@@ -150,7 +154,7 @@ class LoadPlan:
         written: list[tuple[str, torch.Tensor]] = []
 
         def keep(step: Step) -> None:
-            written.extend((at, each) for each in _written_by(step))
+            written.extend((at, each) for each in _written_by(step) if not each.is_meta)
             assert write is not None
             write(step)
 
@@ -167,6 +171,7 @@ class LoadPlan:
 
         with torch.no_grad(), mode:
             self._load(pairs())
+        check_memory(written)
         check_writable(written, self._writable)
 
     def _record(self) -> tuple[dict[str, list[Box]], tuple[str, ...]]:
@@ -217,6 +222,8 @@ class LoadPlan:
 
         def attempt(step: Step) -> None:
             expected.append(_digest(step))
+            if step.func is _aten.copy_.default:
+                return  # its shapes are known to fit
             into = {id(each) for each in _written_by(step)}
             args, kwargs = tree_map_only(
                 torch.Tensor,
@@ -280,7 +287,8 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def stand_in(self, name: str, kind: torch.Tensor) -> torch.Tensor:
         """A stand-in for a tensor of the checkpoint."""
-        return self._register(torch.empty_like(kind), name)
+        # not by empty_like, for which torch imports SymPy: half a second and 40 MB
+        return self._register(torch.empty(kind.shape, dtype=kind.dtype, device="meta"), name)
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor; it counts as made within the mode."""
@@ -486,6 +494,7 @@ class _Samples:
     device: torch.device | str
     _name: str = ""
     _last: torch.Tensor | None = None
+    _freed_bytes: int = 0
 
     def of(self, name: str, kind: torch.Tensor) -> torch.Tensor:
         if self._last is None or self._name != name:
@@ -495,6 +504,11 @@ class _Samples:
             copies = -(-kind.numel() // _SAMPLES)
             filled = row.repeat(copies)[: kind.numel()] if copies > 1 else row
             self._name, self._last = name, filled.view(kind.shape).to(self.device)
+            self._freed_bytes += filled.nbytes
+            if self._freed_bytes > _TRIMMED_BYTES:
+                self._freed_bytes = 0
+                if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+                    libc.malloc_trim(0)
         return self._last
 
 

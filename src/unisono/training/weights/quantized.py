@@ -82,7 +82,8 @@ class QuantizedWeights:
         pairs = list(pairs_of(self._weights))
         chosen = {name: held_tensor(name, value) for name, value in pairs if self._names(name)}
         for name, held in chosen.items():
-            if not held.tensor.is_floating_point() or len(held.whole) != 2:
+            dtype = held.tensor.dtype
+            if not dtype.is_floating_point or dtype.itemsize == 1 or len(held.whole) != 2:
                 raise ValueError(f"the weight {name!r} is no matrix of floating-point numbers")
         return pairs, chosen, {name: _largest(held.tensor) for name, held in chosen.items()}
 

@@ -133,6 +133,14 @@ Known = tuple[int, bool]
 """The address of a tensor's memory, and whether there is a stride of 0."""
 
 
+def check_memory(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise ValueError, with the name, for a tensor whose memory was freed, as FSDP does: to look
+    there would kill the process."""
+    for name, tensor in weights:
+        if not tensor.data_ptr() and tensor.numel():
+            raise ValueError(f"the weight {name_of(name)!r} has no memory: its storage was freed")
+
+
 def check_writable(weights: Iterable[tuple[str, torch.Tensor]], known: set[Known]) -> None:
     """Raise ValueError, with the name, for a tensor that cannot be written to: its elements share
     memory, or it is mapped read-only, and to write there would kill the process. Later only
@@ -153,7 +161,7 @@ def check_writable(weights: Iterable[tuple[str, torch.Tensor]], known: set[Known
         elif any(n > 1 and not by for n, by in zip(tensor.shape, tensor.stride(), strict=True)):
             why = "is expanded: its elements share memory"
         if why:
-            raise ValueError(f"the weight {name!r} {why}: pass a copy, tensor.clone()")
+            raise ValueError(f"the weight {name_of(name)!r} {why}: pass a copy, tensor.clone()")
     if len(known) > 2 * len(where):  # an engine has two copies of its weights
         known.clear()
     known |= where
@@ -205,6 +213,8 @@ def held_tensors(weights: Any) -> Held:
     boxes: dict[str, tuple[Lengths, Box]] = {}
     names = set()
     for name, given in pairs_of(weights):
+        if not isinstance(name, str):
+            raise TypeError(f"weights have names, and {name!r} is a {type(name).__name__}")
         if name in names:
             raise ValueError(f"there are two weights named {name!r}")
         names.add(name)
