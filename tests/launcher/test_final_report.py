@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.watch import Report
 from user_programs import Program, WriteProgram, plain_environment
 
 RUN = ("-m", "unisono", "run")
@@ -83,7 +84,11 @@ def test_a_terminal_shows_the_answer_and_a_file_has_the_rest(
 def test_an_exception_of_the_program_keeps_its_traceback_on_a_terminal(
     program: WriteProgram,
 ) -> None:
+    other = Path(os.environ["UNISONO_WATCH_FOLDER"], "seen-mismatch-1-1.json")  # another job's
+    Report("mismatch", "rank 0 differs", "world", "gloo").save(other)
+    os.utime(other, (2**32, 2**32))
     lines = on_terminal(program(RAISES))
+    other.unlink()
     headline = "rank 2 failed first, of 3 ranks: LookupError: no such luck (program.py:6)"
     assert lines[0] == f"unisono run: {headline}"
     assert "  ranks 0 and 1 raised PeerLost at program.py:7 in <module>" in lines

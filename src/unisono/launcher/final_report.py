@@ -30,7 +30,9 @@ def main_report(folder: str, since_s: float, ranks: Sequence[Rank]) -> Report | 
     the first on calls that differ or that an exception carried, or the last of ranks that waited,
     if none has failed and the wait did not end."""
     reports = []
-    files = [(file.stat().st_mtime, file) for file in Path(folder).glob("*.json")]
+    own = [f"*-{rank.process.group}-*.json" for rank in ranks]  # other jobs may share the folder
+    found_files = [file for pattern in own for file in Path(folder).glob(pattern)]
+    files = [(file.stat().st_mtime, file) for file in found_files]
     for written_s, file in sorted(files):
         with contextlib.suppress(UnisonoError):  # its rank was killed while it wrote
             reports += [(file.name, load(file))] if written_s >= since_s else []
