@@ -154,6 +154,7 @@ def _with_absent(
             said = "" if in_hurry else links.last_words_of(global_rank)
             seen = _last_seen.get((group.segment, rank))
             seen = seen or RankRecords(rank, global_rank, pid, ())
+            said = said or seen.reason
             absent.append(replace(seen, reason=said, host=name))
             why = said or _why_absent(links, global_rank, answered)
             known[name, pid] = Whereabouts(state=why, is_described=False)

@@ -161,6 +161,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         self.retire()
+        self.ledger.tell_closing()  # the records that other hosts get say it, too
         self._leave()
         self.inner.shutdown()
         self.ledger.close()

@@ -97,8 +97,12 @@ class Ledger:
         """What each rank of this host has left about a call."""
         return {rank: self.group.read_note(rank, Note.ANSWER, about) for rank in self._places}
 
+    def tell_closing(self) -> None:
+        """Note the line of the program on which it is about to leave."""
+        tell_closing(self.group)
+
     def close(self) -> None:
         """Leave. The records go with the last member."""
-        tell_closing(self.group)
+        self.tell_closing()
         self.group.close()
         self.on_close()
