@@ -62,20 +62,21 @@ class Ucx:
 
 
 def find() -> Ucx:
-    """The UCX that UNISONO_UCX names; else pip's, or the system's if it has RDMA or is newer.
+    """The UCX that UNISONO_UCX names; else pip's, or the system's if that alone has RDMA.
 
     Raises RendezvousError, with the command that installs it, if there is none.
     """
     named = variables.UCX.read()
     if named is not None:
         return _named(Path(named))
-    found = [place for place in (_pips(), _systems()) if place is not None]
-    if not found:
+    pips, systems = _pips(), _systems()
+    found = systems if pips is None or (systems and systems.adapters) else pips
+    if found is None:
         raise RendezvousError(
             f"groups over several hosts need UCX, which was not found: run `{INSTALL}` on each, or "
             "set UNISONO_UCX to a libucp.so"
         )
-    return found[-1] if len(found) > 1 and _is_better(found[-1], than=found[0]) else found[0]
+    return found
 
 
 def load(found: Ucx) -> Version:
@@ -166,16 +167,6 @@ def _look_in(*folders: Path) -> Path | None:
 
 
 # -- versions --------------------------------------------------------------------------------------
-
-
-def _is_better(one: Ucx, *, than: Ucx) -> bool:
-    """Has RDMA, or is newer; not if it cannot be loaded."""
-    if bool(one.adapters) != bool(than.adapters):
-        return bool(one.adapters)
-    try:
-        return one.version > than.version
-    except RendezvousError:
-        return False
 
 
 @functools.cache
