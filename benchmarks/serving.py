@@ -100,7 +100,7 @@ def serve(options: argparse.Namespace, model: str) -> None:
         model,
         skip_tokenizer_init=True,
         enforce_eager=not options.compiled,
-        dtype="float32",
+        dtype=options.dtype,
         max_model_len=128,
         tensor_parallel_size=options.tensor,
         pipeline_parallel_size=options.pipeline,
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--pipeline", type=int, default=1)
     parser.add_argument("--experts", type=int, default=0, help="a Mixtral, with expert parallelism")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--dtype", default="float32", help="bfloat16, say; default: float32")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
