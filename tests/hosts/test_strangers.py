@@ -179,7 +179,7 @@ def speak_as_rank(
 
     ucx.load(ucx.find())
     here = enter_address(about[rank]["address"])
-    native.open_network(ucx.settings(here))
+    native.open_network(ucx.settings(ucx.find(), here))
     request = JoinRequest(
         "stranger", 0, 1, Deadline(30), 30.0, segments=[([rank], RANKS, 1), ([0], 1, 1)]
     )

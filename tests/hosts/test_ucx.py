@@ -83,8 +83,8 @@ def test_the_systems_where_it_has_rdma_and_the_host_too(tmp_path: Path) -> None:
     make_adapter(tmp_path)
     assert ucx.find().origin == "the system's UCX"
     assert ucx.find().adapters == ("mlx5_0",)
-    assert ("TLS", "tcp,self,ib") in ucx.settings("127.0.0.1")
-    assert "NET_DEVICES" not in dict(ucx.settings("127.0.0.1"))
+    assert ("TLS", "tcp,self,ib") in ucx.settings(ucx.find(), "127.0.0.1")
+    assert "NET_DEVICES" not in dict(ucx.settings(ucx.find(), "127.0.0.1"))
 
 
 def test_a_systems_that_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_follow_the_interface_and_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel()
-    assert dict(ucx.settings("127.0.0.1")) == {
+    assert dict(ucx.settings(ucx.find(), "127.0.0.1")) == {
         "TLS": "tcp,self",
         "NET_DEVICES": "lo",
         "TCP_TX_SEG_SIZE": "256k",
@@ -126,10 +126,10 @@ def test_settings_follow_the_interface_and_the_user(monkeypatch: pytest.MonkeyPa
         "KEEPALIVE_INTERVAL": "inf",
         "TCP_KEEPIDLE": "inf",
     }
-    assert dict(ucx.settings("::1"))["TCP_AF_PRIO"] == "inet6,inet"
+    assert dict(ucx.settings(ucx.find(), "::1"))["TCP_AF_PRIO"] == "inet6,inet"
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("UCX_NET_DEVICES", "eth7")
-    assert not {"TLS", "NET_DEVICES"} & dict(ucx.settings("127.0.0.1")).keys()
+    assert not {"TLS", "NET_DEVICES"} & dict(ucx.settings(ucx.find(), "127.0.0.1")).keys()
 
 
 def test_the_doctor_says_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def own_contact(address: str, port: int, has_data: bool) -> Contact:
     try:
         found = ucx.find()
         version = ucx.load(found)
-        worker = native.open_network(ucx.settings(address)).hex()
+        worker = native.open_network(ucx.settings(found, address)).hex()
     except UnisonoError as error:  # passed on to all ranks
         return Contact(address, port, interface, problem=str(error))
     except OSError as error:

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,11 +99,11 @@ def load(found: Ucx) -> Version:
     return version
 
 
-def settings(address: str) -> list[tuple[str, str]]:
-    """UCX's settings (names without UCX_) for a process that other hosts reach at `address`,
+def settings(found: Ucx, address: str) -> list[tuple[str, str]]:
+    """This UCX's settings (names without UCX_) for a process that other hosts reach at `address`,
     except those that the user has set in the environment."""
     interface = find_interface(address)
-    has_rdma = bool(find().adapters)
+    has_rdma = bool(found.adapters)
     chosen = {
         "TLS": "tcp,self,ib" if has_rdma else "tcp,self",  # the engine handles memory of one host
         "TCP_TX_SEG_SIZE": "256k",
@@ -154,7 +153,7 @@ def _systems() -> Ucx | None:
 def _system_folders() -> Iterator[Path]:
     """In the loader's order."""
     yield from map(Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
-    machine = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
+    machine = getattr(sys.implementation, "_multiarch", f"{os.uname().machine}-linux-gnu")
     for folder in ("/usr/local/lib", "/usr/local/lib64", "/opt/ucx/lib"):
         yield Path(folder)
     for folder in (f"/usr/lib/{machine}", "/usr/lib64", "/usr/lib"):
