@@ -6,9 +6,9 @@
 Hosts are network namespaces of this machine, with cables of 1 Gbit/s; unisono and gloo take turns.
 Ranks wait at a gate after their imports. `start` is from there to the end of the last rank's first
 all_reduce; `cpu` and `memory` (the growth of Private_Dirty) are a rank's until then, `later memory`
-its growth after calls of 4 MB (without the tensor), medians over ranks. An all_reduce is the median of five loops, on
-the slowest rank. `packets` is how many one host sends in it: the mean over hosts, of all that its
-interface sent in a loop of 8 B.
+its growth after calls of 4 MB (without the tensor). An all_reduce is the median of five loops, on
+the slowest rank. `packets` is how many a host's interface sends for one of 8 B. Over ranks or hosts
+medians are taken, and then over turns.
 """
 
 from __future__ import annotations
