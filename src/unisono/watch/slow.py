@@ -98,7 +98,7 @@ class Slowness:
             collecting_s = 0.0
             if gap_s > _LATE_S and member is not None:
                 if last not in collected and member.host in ("", own_host()):
-                    collected[last] = collections_of(member.pid)
+                    collected[last] = [c for c in collections_of(member.pid) if c[1] > since_s]
                 collecting_s = min(gap_s, _within(collected.get(last, ()), since_s, self._came_s))
                 self._waited_s[last] += gap_s  # type: ignore[assignment]
                 self._collecting_s += collecting_s
