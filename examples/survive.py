@@ -4,8 +4,9 @@ python examples/survive.py --kills 10 --every 2
 
 This process starts four ranks and kills one of them every now and then, at any moment, and says so.
 The survivors go on without it for a few steps, then let a new process join, which takes the dead
-one's rank and state. At the end one process computes every step again, with the same numbers of
-ranks: the losses must be the same.
+one's rank and state. A step has 16 micro-batches, whoever is left to compute them, so its bits do
+not depend on that. At the end one process computes every step again: each loss, and the hash of
+each step's parameters and optimizer state, must be the same.
 
 On two hosts, each of which has two of the ranks and kills its own:
 
@@ -18,6 +19,7 @@ The first hosts the store in which the ranks agree, and so outlives them all.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import socket
@@ -36,6 +38,7 @@ from unisono import Communicator, GroupError, RendezvousError
 from unisono.training import catch_up
 
 RANKS, HOSTS = 4, 2
+CONTRIBUTIONS = 16  # micro-batches in a step, shared out over the ranks
 STEPS_WITHOUT = 5  # of a smaller group before it lets new ranks join
 STEP_S = 0.01  # the rest of a step: this model is a small one
 BEGAN = time.monotonic()
@@ -47,13 +50,34 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), 0.01)
 
 
-def backward(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    """This rank's part of a step's batch, and its loss."""
-    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+def compute(model: nn.Module, step: int, number: int) -> list[torch.Tensor]:
+    """The gradients of one micro-batch of a step, and its loss."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + number))
     loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-    model.zero_grad()
-    loss.backward()
-    return loss.detach().reshape(1)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return [*gradients, loss.detach().reshape(1)]
+
+
+def do_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, comm: Communicator, ends: float
+) -> tuple[float, float]:
+    """The step's loss, and the average of the ranks' `ends`. If it raises, nothing has changed."""
+    first, last = (CONTRIBUTIONS * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+    mine = [[*compute(model, step, number), torch.tensor([ends])] for number in range(first, last)]
+    means = [torch.empty_like(tensor) for tensor in mine[0]]
+    comm.all_reduce(means, "avg", contributions=mine)
+    *gradients, loss, ended = means
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return loss.item(), ended.item()
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """A hash of what a checkpoint would hold."""
+    states = optimizer.state_dict()["state"].values()
+    tensors = [*model.state_dict().values(), *(t for state in states for t in state.values())]
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
@@ -68,15 +92,12 @@ def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
                     done_in_group, behind = 0, True
                 if behind:  # a new rank, or a survivor whose last step failed but others' did not
                     step, behind = catch_up(model, optimizer, step=step, group=comm), False
-                loss = backward(model, step, comm.rank)
-                ends = torch.tensor([float(all(end.exists() for end in ends_in(folder, store)))])
-                gradients = [parameter.grad for parameter in model.parameters()]
-                comm.all_reduce([*gradients, loss, ends], "avg")  # type: ignore[list-item]
-                optimizer.step()
-                print(step, comm.generation, comm.size, loss.item(), file=log, flush=True)
+                ends = float(all(end.exists() for end in ends_in(folder, store)))
+                loss, ended = do_step(model, optimizer, step, comm, ends)
+                print(step, comm.size, loss, digest(model, optimizer), file=log, flush=True)
                 time.sleep(STEP_S)
                 step, done_in_group = step + 1, done_in_group + 1
-                if ends.item():
+                if ended:
                     break
             except GroupError:  # a rank has died, here or in any step of it
                 comm, done_in_group, behind = comm.shrink(store=store), 0, True
@@ -85,22 +106,14 @@ def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
     comm.close()
 
 
-def compute_again(sizes: list[int]) -> list[float]:
-    """The losses of the same steps in one process."""
+def compute_again(steps: int, name: str) -> list[tuple[str, str]]:
+    """The loss and the digest of each step, in one process."""
     model, optimizer = make()
-    losses = []
-    for step, size in enumerate(sizes):
-        gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        total = torch.zeros(1)
-        for rank in range(size):
-            total += backward(model, step, rank)
-            for gradient, parameter in zip(gradients, model.parameters(), strict=True):
-                gradient += parameter.grad
-        for gradient, parameter in zip(gradients, model.parameters(), strict=True):
-            parameter.grad = gradient / size
-        optimizer.step()
-        losses.append(total.item() / size)
-    return losses
+    with Communicator.join(name, 0, 1) as comm:
+        return [
+            (str(do_step(model, optimizer, step, comm, 0.0)[0]), digest(model, optimizer))
+            for step in range(steps)
+        ]
 
 
 def log_in(folder: Path, pid: int) -> Path:
@@ -142,7 +155,7 @@ def say(what: str) -> None:
 
 
 def last_step(folder: Path, rank: subprocess.Popen[bytes]) -> str:
-    step, _, size, loss = log_in(folder, rank.pid).read_text().splitlines()[-1].split()
+    step, size, loss, _ = log_in(folder, rank.pid).read_text().splitlines()[-1].split()
     return f"step {step} on {size} ranks, loss {float(loss):.5f}"
 
 
@@ -182,22 +195,20 @@ def main() -> None:
             for rank in ranks:
                 rank.kill()
         assert codes == [0] * here, f"ranks ended with {codes}"
-        steps: dict[int, tuple[int, int, float]] = {}
-        for log in folder.glob("log-*"):
-            for line in log.read_text().splitlines():
-                step, generation, size, loss = line.split()
-                known = steps.get(int(step), (-1, 0, 0.0))  # the rank that continued later is right
-                steps[int(step)] = max(known, (int(generation), int(size), float(loss)))
-    say(f"computing the {len(steps)} steps again in one process")
-    found = [steps[step] for step in range(len(steps))]
-    expected = compute_again([size for _, size, _ in found])
-    for step, ((_, size, loss), right) in enumerate(zip(found, expected, strict=True)):
-        is_right = abs(loss - right) <= 1e-4 * abs(right)
-        assert is_right, f"step {step} on {size} ranks: {loss}, not {right}"
-    smaller = sum(size < RANKS for _, size, _ in found)
-    print(f"{killed} ranks killed and replaced here in {len(found)} steps,")
-    print(f"{smaller} of them with fewer ranks;", end=" ")
-    print(f"every loss is that of one process, from {expected[0]:.3f} to {expected[-1]:.5f}")
+        lines = [line.split() for log in folder.glob("log-*") for line in log.open()]
+        count = 1 + max(int(step) for step, *_ in lines)
+        say(f"computing the {count} steps again in one process")
+        expected = compute_again(count, f"{folder} again {options.host}")
+    for step, size, *found in lines:
+        right = expected[int(step)]
+        assert tuple(found) == right, f"step {step} on {size} ranks: {found}, not {right}"
+    smaller = len({step for step, size, *_ in lines if int(size) < RANKS})
+    print(f"{killed} ranks killed and replaced here in {count} steps,")
+    print(
+        f"{smaller} of them with fewer ranks; every loss and checkpoint has the bits of one",
+        end=" ",
+    )
+    print(f"process, from {float(expected[0][0]):.3f} to {float(expected[-1][0]):.5f}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class Config:
     With `experts` each layer has that many networks, and a token goes through the `top_k` that
     its gate chooses; `capacity_factor` is how full an expert may be, None for any number of tokens.
     In attention, `ulysses` neighbours along cp have some heads each; a ring joins the rest of cp.
+    With `shards` the layers that tp splits are cut into so many virtual shards on any tp: the same
+    logits, bit for bit.
     """
 
     vocabulary: int = 128
@@ -34,11 +36,14 @@ class Config:
     top_k: int = 2
     capacity_factor: float | None = None
     ulysses: int = 1
+    shards: int = 0
 
     def check(self, manager: ProcessGroupManager) -> None:
         """Raise ValueError, with what fits, if this layout cannot hold the model or the batch."""
+        cut, cuts = ("shards", self.shards) if self.shards else ("tp", manager.tp_world_size)
         wanted = (
-            ("tp x ulysses", "heads", self.heads, manager.tp_world_size * self.ulysses),
+            ("tp", "shards", self.shards, manager.tp_world_size),
+            (f"{cut} x ulysses", "heads", self.heads, cuts * self.ulysses),
             ("ulysses", "cp", manager.cp_world_size, self.ulysses),
             ("pp", "layers", self.layers, manager.pp_world_size),
             ("cp", "positions", self.positions, manager.cp_world_size),
@@ -69,7 +74,7 @@ def mixture(
     gate.weight = torch.nn.Parameter(whole(f"{name} gate", config.experts, width, like=like))
     count = config.experts // manager.ep_world_size
     experts = [
-        Network(f"{name} expert {number}", width, 4 * width, manager.tp, like, std)
+        Network(f"{name} expert {number}", width, 4 * width, manager.tp, like, std, config.shards)
         for number in range(manager.ep_rank * count, (manager.ep_rank + 1) * count)
     ]
     return ExpertParallel(
@@ -108,27 +113,27 @@ class Block(torch.nn.Module):
         like: torch.Tensor,
     ) -> None:
         super().__init__()
-        width, tp = config.width, manager.tp
-        self.heads = config.heads // tp.size
+        width, tp, shards = config.width, manager.tp, config.shards
+        self.heads = config.heads // (shards or tp.size)  # in a shard
         self.sequence = sequence
         self.before_attention = torch.nn.LayerNorm(width).to(like)
         self.before_network = torch.nn.LayerNorm(width).to(like)
-        # Rows in the order (head, one of query, key and value, width): whole heads on each rank.
-        self.qkv = ColumnParallel(f"{name} qkv", width, 3 * width, tp, like)
+        # Rows in the order (head, one of query, key and value, width): whole heads in each shard.
+        self.qkv = ColumnParallel(f"{name} qkv", width, 3 * width, tp, like, shards)
         std = 0.02 / (2 * config.layers) ** 0.5  # as many are added up in the residual stream
-        self.out = RowParallel(f"{name} out", width, width, tp, like, std)
+        self.out = RowParallel(f"{name} out", width, width, tp, like, std, shards)
         self.network = (
             mixture(name, config, manager, like, std)
             if config.experts
-            else Network(name, width, 4 * width, tp, like, std)
+            else Network(name, width, 4 * width, tp, like, std, shards)
         )
 
+    def attention(self, qkv: torch.Tensor) -> torch.Tensor:
+        query, key, value = qkv.unflatten(2, (self.heads, 3, -1)).transpose(1, 2).unbind(3)
+        return self.sequence.attention(query, key, value).transpose(1, 2).flatten(2)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, positions, _ = x.shape
-        qkv = self.qkv(self.before_attention(x)).view(batch, positions, self.heads, 3, -1)
-        query, key, value = qkv.transpose(1, 2).unbind(3)
-        seen = self.sequence.attention(query, key, value)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, positions, -1))
+        x = x + self.out([self.attention(part) for part in self.qkv(self.before_attention(x))])
         return x + self.network(self.before_network(x))
 
 
@@ -145,6 +150,7 @@ class Stage(torch.nn.Module):
         super().__init__()
         self.is_first, self.is_last = manager.pp_is_first_stage, manager.pp_is_last_stage
         self.sequence = sequence
+        manager.tp.reproducible = config.shards > 0
         if self.is_first:
             characters = whole("characters", config.vocabulary, config.width, like=like)
             positions = whole("positions", config.positions, config.width, like=like)

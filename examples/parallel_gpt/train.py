@@ -5,10 +5,12 @@
     unisono run -n 8 examples/parallel_gpt/train.py --tp 2 --cp 2 --dp 2 --backend gloo
     unisono run -n 4 examples/parallel_gpt/train.py --experts 8 --ep 2
     unisono run -n 4 examples/parallel_gpt/train.py --cp 4 --ulysses 2 --steps 5 --compare
+    unisono run -n 4 examples/parallel_gpt/train.py --tp 4 --shards 4 --steps 5 --compare
 
 tp splits heads and inner layers, cp the sequence, pp the layers, dp the batch, ep the experts and
 the batch. In every layout the losses are those of one process, up to rounding:
---compare also trains on rank 0 alone, and fails if they differ.
+--compare also trains on rank 0 alone, and fails if they differ. With --shards they have the same
+bits at any tp, if every process has one thread.
 
 sonnets.txt has 22 of the 154 sonnets, from Project Gutenberg's e-text 1041, which is in the public
 domain.
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--dp", type=int, help="default: the remaining ranks")
     parser.add_argument("--experts", type=int, default=0, help="networks per layer; 0: one for all")
     parser.add_argument("--ulysses", type=int, default=1, help="ranks of cp that share heads")
+    parser.add_argument("--shards", type=int, default=0, help="virtual: the same bits on any tp")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--backend", default="auto", help="auto, unisono, gloo, nccl")
     parser.add_argument("--compare", action="store_true", help="with the losses of one process")
@@ -104,7 +107,7 @@ def main() -> None:
     world = unisono.init(options.backend)
     others = options.tp * options.cp * options.pp * options.ep
     dp = options.dp or max(1, world.size // max(1, others))
-    config = Config(experts=options.experts, ulysses=options.ulysses)
+    config = Config(experts=options.experts, ulysses=options.ulysses, shards=options.shards)
     device = unisono.get_device()
     with ProcessGroupManager(options.tp, options.cp, options.pp, dp, options.ep) as manager:
         began_s = time.monotonic()

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ranks import RankPool
 from unisono import ProcessGroupManager
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import alone
@@ -124,6 +125,32 @@ def test_losses_where_ranks_of_cp_share_heads(
 ) -> None:
     alone = losses_alone(example)
     assert losses(example, comm, layout, ulysses=2) == pytest.approx(alone, rel=1e-9)
+
+
+def logits_and_losses(comm: Communicator, shards: int) -> list[bytes]:
+    """Before training and after each step."""
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(FOLDER))
+    train = importlib.import_module("train")
+    tiny = train.Config(**TINY, shards=shards)
+    wide = train.Config(layers=2, micro_batches=4, shards=shards)
+    found = []
+    for config, dtype in ((tiny, torch.float32), (wide, torch.float32), (tiny, torch.bfloat16)):
+        like = torch.empty(0, dtype=dtype)
+        with ProcessGroupManager(tp_size=comm.size, group=comm) as manager:
+            stage = train.Stage(config, manager, train.Sequence(config, manager.cp), like)
+            tokens = next(train.batches(config, like.device))[:, :-1]
+            found.append(stage(tokens).detach().float().numpy().tobytes())
+            losses = list(train.train(config, manager, STEPS, dtype=dtype))
+            found.append(torch.tensor(losses).numpy().tobytes())
+    return found
+
+
+def test_virtual_shards_give_the_same_bits_at_any_tp(fresh_pool: RankPool) -> None:
+    (alone,) = fresh_pool.run(logits_and_losses, 1, 4)
+    for ranks in (2, 4):
+        assert fresh_pool.run(logits_and_losses, ranks, 4) == [alone] * ranks
+    assert fresh_pool.run(logits_and_losses, 2, 0)[0] != alone, "these inputs do not show the order"
 
 
 @pytest.mark.slow

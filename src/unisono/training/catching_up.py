@@ -40,7 +40,7 @@ def catch_up(
     if isinstance(optimizer, ShardedOptimizer):
         raise TypeError(
             "catch_up: the state of a ShardedOptimizer is sharded, and a dead rank's part is "
-            "lost: save and load it instead"
+            "lost: load a checkpoint instead, the list of all ranks' states"
         )
     comm = resolve(group)
     steps = all_gather_object(step, comm)

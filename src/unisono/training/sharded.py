@@ -4,7 +4,7 @@ share, and an all_gather of the parameters: the bytes of one all_reduce."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,15 @@ class _Row:
         self.given.append(self.gradients.clone())
         for parameter in self.parameters:
             parameter.tensor.grad = None
+
+    def cut(self, state: torch.Tensor, comm: Communicator) -> torch.Tensor:
+        """This rank's share of a state of all parameters, whose end may be padded differently."""
+        used = sum(parameter.tensor.numel() for parameter in self.parameters)
+        if len(state) < used:
+            raise ValueError(f"the ranks' states have {len(state)} elements, not {used}")
+        whole = state.new_zeros(len(self.whole))
+        whole[:used] = state[:used]
+        return whole.view(comm.size, -1)[comm.rank].clone()
 
     def norm(self, comm: Communicator) -> torch.Tensor:
         """The norm of all ranks' shares of the gradients, block by block."""
@@ -263,7 +272,7 @@ class ShardedOptimizer:
                     parameter.tensor.grad.detach().zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's share. It fits the same rank of a group of the same size.
+        """The state of this rank's share. For a group of another size, save all ranks' states.
 
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.Adam)
@@ -272,16 +281,32 @@ class ShardedOptimizer:
         """
         return self.inner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Take over the `state` that `state_dict` returned on the same rank of a group of the same
-        size. Raises what the optimizer's own `load_state_dict` raises: ValueError if it does not
-        fit.
+        size; or, in a group of any size, the list of what it returned on all ranks, in their order:
+        after a death, say. Load the model's own checkpoint, too.
+
+        Raises ValueError if the list has not as many elements as the parameters, and what the
+        optimizer's own `load_state_dict` raises: ValueError if the state does not fit.
 
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.Adam)
         >>> optimizer.load_state_dict(optimizer.state_dict())
+        >>> optimizer.load_state_dict(unisono.all_gather_object(optimizer.state_dict()))
         """
-        self.inner.load_state_dict(state)
+        self.inner.load_state_dict(state if isinstance(state, dict) else self._cut_anew(state))
+
+    def _cut_anew(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """This rank's part of the state that a group of another size had."""
+        rows = {}
+        for index, row in enumerate(self._rows):
+            own = rows[index] = dict(states[0]["state"].get(index, {}))
+            for key, value in own.items():
+                if torch.is_tensor(value) and value.dim():  # not a number of steps
+                    own[key] = row.cut(
+                        torch.cat([each["state"][index][key] for each in states]), self._comm
+                    )
+        return {**states[0], "state": rows}
 
 
 def _wait_for(works: Iterable[Work | None]) -> None:
