@@ -76,7 +76,10 @@ def test_from_the_first_chapter_to_the_next(tmp_path: Path) -> None:
     solved = run("--folder", folder)
     assert solved.exit_code == 0, solved.output
     assert "Next: 2. The collectives." in solved.output
-    assert json.loads((folder / ".solved.json").read_text()) == [1]
+
+    shutil.copy(SOLUTIONS / "chapter_04.py", folder)
+    assert "Next: 2. The collectives." in run("check", 4, "--folder", folder).output
+    assert json.loads((folder / ".solved.json").read_text()) == [1, 4]
 
     second = run("--folder", folder)
     assert "From one to all" in second.output
@@ -181,7 +184,9 @@ def test_a_wrong_value_names_its_rank_and_both_values(tmp_path: Path) -> None:
     )
     checked = run("check", 2, "--folder", tmp_path)
     assert checked.exit_code == 1
-    assert re.search(r"transpose: rank (\d) of 4: column \1 is \[.*\], not \[\1, ", checked.output)
+    assert re.search(
+        r"transpose: rank (\d) of 4: column \1 should be \[\1, .*\], not \[", checked.output
+    )
     assert re.search(r"ZeroDivisionError: .* \(chapter_02.py, line 5\)\n", checked.output)
     assert "[rank 0] hello\n" in checked.output
     assert checked.output.count("hint: ") == 1

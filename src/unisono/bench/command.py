@@ -86,9 +86,15 @@ class _Bench(click.Command):
     help="Time for one row, all backends together.  [default: up to 2]",
 )
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows."
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw a chart."
+)
+@click.option(
+    "--html", "html_path", type=click.Path(path_type=Path), metavar="FILE", help="Write a page."
+)
 def bench(
     collectives: tuple[str, ...],
     no_floor: bool,

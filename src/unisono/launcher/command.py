@@ -114,7 +114,7 @@ class _Seconds(click.FloatRange):
     type=click.Path(file_okay=False),
     help="Also write what each rank writes to DIR/RANK/stdout.log and stderr.log.",
 )
-@click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
+@click.option("--watch", is_flag=True, help="Report hangs, after 30 s, and more (UNISONO_WATCH=1).")
 @click.option(
     "--watch-grace",
     "watch_grace_s",

@@ -16,8 +16,9 @@ _MOST_COLUMNS = 100
 _folder = click.option(
     "--folder",
     default="course",
+    show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where your exercises are: course.",
+    help="Where your exercises are.",
 )
 _html = click.option("--html", is_flag=True, help="Show the chapter in the browser.")
 
@@ -46,9 +47,9 @@ def learn(context: click.Context, folder: Path, html: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     progress = Progress(folder)
-    chapter = next((one for one in chapters() if one.number not in progress.solved), None)
+    chapter = _next(progress)
     if chapter is None:
-        click.echo("All chapters are solved. `unisono learn list` names them.")
+        _tell_next(progress)
         return
     file = progress.file(chapter)
     if html or not progress.is_begun(chapter):
@@ -56,7 +57,7 @@ def learn(context: click.Context, folder: Path, html: bool) -> None:
         _hand_out(chapter, progress)
         click.echo(f"Your exercise: {file}. Edit it, then run `unisono learn` again.")
     elif _check(chapter, progress):
-        _tell_next(chapter)
+        _tell_next(progress)
     else:
         click.echo(f"Edit {file} and run `unisono learn` again.")
         click.echo(f"`unisono learn show {chapter.number}` shows the chapter.")
@@ -77,7 +78,7 @@ def list_(folder: Path) -> None:
 @_folder
 @_html
 def show(chapter: Chapter, folder: Path, html: bool) -> None:
-    """Show CHAPTER, in the terminal or in the browser, and write its exercise."""
+    """Show CHAPTER and write its exercise."""
     progress = Progress(folder)
     _show(chapter, progress, html)
     _hand_out(chapter, progress)
@@ -88,7 +89,10 @@ def show(chapter: Chapter, folder: Path, html: bool) -> None:
 @click.argument("chosen", metavar="[CHAPTER]...", nargs=-1, type=_Number())
 @_folder
 def check(chosen: tuple[Chapter, ...], folder: Path) -> None:
-    """Check the exercises of chapters, or all that you have begun. Fails if one is not solved."""
+    """Check the exercises of chapters, or all that you have begun.
+
+    The exit code is 1 if one is not solved.
+    """
     progress = Progress(folder)
     begun = chosen or tuple(one for one in chapters() if progress.file(one).exists())
     if not begun:
@@ -100,7 +104,7 @@ def check(chosen: tuple[Chapter, ...], folder: Path) -> None:
     solved = [_check(chapter, progress) for chapter in begun]
     if not all(solved):
         sys.exit(1)
-    _tell_next(begun[-1])
+    _tell_next(progress)
 
 
 @learn.command()
@@ -166,8 +170,14 @@ def _check(chapter: Chapter, progress: Progress) -> bool:
     return is_solved
 
 
-def _tell_next(chapter: Chapter) -> None:
-    if chapter.number == len(chapters()):
-        click.echo("This was the last chapter.")
+def _next(progress: Progress) -> Chapter | None:
+    """The first chapter that is not solved."""
+    return next((one for one in chapters() if one.number not in progress.solved), None)
+
+
+def _tell_next(progress: Progress) -> None:
+    chapter = _next(progress)
+    if chapter is None:
+        click.echo("All chapters are solved. `unisono learn list` names them.")
     else:
-        click.echo(f"Next: {chapters()[chapter.number].title}. Run `unisono learn`.")
+        click.echo(f"Next: {chapter.title}. Run `unisono learn`.")

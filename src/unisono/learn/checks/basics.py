@@ -99,7 +99,9 @@ def ring_time(exercise: Exercise) -> None:
     for network in NETWORKS:
         for size in (8.0, 1e6, 1e9):
             expected = _ring(size, *network)
-            require_equal(exercise.ring_time(size, *network), expected, f"ring_time({size:g}, ...)")
+            require_equal(
+                exercise.ring_time(size, *network), expected, f"ring_time{(size, *network)}"
+            )
 
 
 def tree_time(exercise: Exercise) -> None:
@@ -107,7 +109,9 @@ def tree_time(exercise: Exercise) -> None:
     for network in NETWORKS:
         for size in (8.0, 1e6, 1e9):
             expected = _tree(size, *network)
-            require_equal(exercise.tree_time(size, *network), expected, f"tree_time({size:g}, ...)")
+            require_equal(
+                exercise.tree_time(size, *network), expected, f"tree_time{(size, *network)}"
+            )
 
 
 def crossover(exercise: Exercise) -> None:
@@ -115,8 +119,8 @@ def crossover(exercise: Exercise) -> None:
     for network in NETWORKS[:2]:
         at = exercise.crossover(*network)
         ring, tree = _ring(at, *network), _tree(at, *network)
-        sentence = f"with {at:.4g} bytes the ring takes {ring:.4g} s and the tree {tree:.4g} s"
-        require(math.isclose(ring, tree), f"{sentence} on {network[0]} ranks")
+        times = f"the ring takes {ring:.4g} s and the tree {tree:.4g} s"
+        require(math.isclose(ring, tree), f"crossover{network} is {at:.4g} bytes, but then {times}")
 
 
 def children(exercise: Exercise) -> None:

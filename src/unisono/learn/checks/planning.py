@@ -24,6 +24,7 @@ def micro_batches(exercise: Exercise) -> None:
         ((8, 40.0, 20.0, 80.0), 4),
         ((8, 40.0, 5.0, 80.0), 1),
         ((6, 40.0, 9.0, 80.0), 2),
+        ((6, 40.0, 25.0, 80.0), 6),
         ((8, 79.0, 20.0, 80.0), 0),
     ):
         require_equal(exercise.micro_batches(*case), expected, f"micro_batches{case}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -37,11 +38,11 @@ def require_equal(got: Any, expected: Any, what: str) -> None:
         is_same = abs(got - expected) <= 1e-6 * max(abs(expected), 1e-300)
     else:
         is_same = got == expected
-    require(is_same, f"{what} is {_short(got)}, not {_short(expected)}")
+    require(is_same, f"{what} should be {_short(expected)}, not {_short(got)}")
 
 
 def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = re.sub(r"-?\d+\.\d+(e[-+]\d+)?", lambda found: f"{float(found[0]):.7g}", str(value))
     return " ".join(text.split())
 
 

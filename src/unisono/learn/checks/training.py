@@ -148,4 +148,6 @@ def train(exercise: Exercise, comm: Communicator) -> None:
     comm.barrier()  # a rank that has made fewer calls is here while others still call
     require_equal(mean, sum(finite) / len(finite), "the mean")
     expected = 3 if comm.rank == 0 else 0
-    require(len(log) == expected, f"rank {comm.rank} logged {len(log)} steps, not {expected}")
+    require(
+        len(log) == expected, f"rank {comm.rank} logged {len(log)} steps; there were {expected}"
+    )

@@ -19,16 +19,33 @@ from unisono.plan.topology import find_topology
 from unisono.show.pages import build_page, element, elements, panel, table
 from unisono.show.table import LINED, build_table, name_of, print_whole, to_json
 
-_SIZES = ("layers", "width", "heads", "vocabulary", "positions", "key_heads", "inner", "experts",
-          "top_k")  # fmt: skip
-_AXES = ("tp", "cp", "pp", "dp", "ep", "zero", "micro_batches", "chunks")
+_SIZES = {
+    "layers": "The model's layers.",
+    "width": "The model's hidden size.",
+    "heads": "Attention heads.",
+    "vocabulary": "Tokens in the vocabulary.",
+    "positions": "Tokens of a sequence.",
+    "key_heads": "Heads of keys and values.  [default: --heads]",
+    "inner": "Hidden units of an MLP.  [default: 4 x --width]",
+    "experts": "Experts of a layer.  [default: none]",
+    "top_k": "Experts for each token.  [default: 2]",
+}
+_AXES = {
+    "tp": "Only this much tensor parallelism.",
+    "cp": "Only this much context parallelism.",
+    "pp": "Only this many pipeline stages.",
+    "dp": "Only this much data parallelism.",
+    "ep": "Only this much expert parallelism.",
+    "zero": "Only this ZeRO stage, 0 to 3.",
+    "micro_batches": "Only this many microbatches.",
+    "chunks": "Only this many model chunks per stage.",
+}
 _HEADINGS = ("<", "<layout", ">ZeRO", ">micro-batches", ">chunks", "<again", ">step", ">tokens/s",
              ">of peak", ">exposed", ">bubble", ">memory")  # fmt: skip
 
 
 def _add_numbers(command: Any) -> Any:
-    for name in reversed(_SIZES + _AXES):
-        what = "Fix it." if name in _AXES else "Of the model."
+    for name, what in reversed((_SIZES | _AXES).items()):
         command = click.option(f"--{name.replace('_', '-')}", type=int, help=what)(command)
     return command
 
@@ -41,15 +58,17 @@ def _add_numbers(command: Any) -> Any:
     "--topology", metavar="NAME", default="h100", show_default=True,
     help="a100, h100, summit, ethernet, or a .toml file.",
 )  # fmt: skip
-@click.option("--gated", is_flag=True, default=None, help="Three matrices in a network (SwiGLU).")
-@click.option("--precision", type=click.Choice([*PRECISIONS]), help="[default: bf16]")
-@click.option("--recompute", help='Fix it: "none", "attention" or "full".')
+@click.option("--gated", is_flag=True, default=None, help="An MLP has three matrices (SwiGLU).")
+@click.option(
+    "--precision", type=click.Choice([*PRECISIONS]), help="Of the weights.  [default: bf16]"
+)
+@click.option("--recompute", help='Only this recomputation: "none", "attention" or "full".')
 @click.option(
     "--top",
     type=int,
     default=10,
     show_default=True,
-    help="How many rows: the best of each axes.",
+    help="How many rows to show, one for each tp x cp x pp x dp x ep.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
@@ -74,7 +93,7 @@ def layout(
     sizes = {name: value for name, value in given.items() if value is not None}
     try:
         if config is None:
-            missing = [f"--{name}" for name in _SIZES[:5] if name not in sizes]
+            missing = [f"--{name}" for name in list(_SIZES)[:5] if name not in sizes]
             if missing:
                 raise ValueError(f"give a config.json, or {', '.join(missing)}")
         model = Model(**sizes) if config is None else read_model(config, **sizes)
