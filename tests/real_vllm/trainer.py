@@ -19,13 +19,15 @@ from unisono.training.weights.vllm_plugin import UnisonoTrainerInitInfo, registe
 SEED = 5
 
 
-def connect(urls: list[str], port: int, sizes: list[int], model: Any, limit_s: float = 60.0) -> Any:
-    """The trainer's side of engines of these sizes."""
+def connect(engines: Any, port: int, sizes: list[int], model: Any, limit_s: float = 60.0) -> Any:
+    """The trainer's side of engines of these sizes; they are clients, or URLs of servers."""
     register()  # vLLM's own processes do so by themselves
     info = UnisonoTrainerInitInfo(
         "127.0.0.1", port, 1 + sum(sizes), engine_sizes=sizes, timeout_s=limit_s, rank=0
     )
-    clients = [HTTPVLLMWeightSyncClient(url) for url in urls]
+    clients = [
+        HTTPVLLMWeightSyncClient(each) if isinstance(each, str) else each for each in engines
+    ]
     source = ModuleSource(model)
     return WeightTransferTrainerFactory.trainer_init(info, client=clients, source=source)
 

@@ -33,6 +33,8 @@ VLLM = {
         class WeightTransferEngine:
             def parse_update_info(self, given): return self.update_info_cls(**given)
     """,
+    "lora/lora_model": "class LoRAModel: pass",
+    "lora/peft_helper": "class PEFTHelper: pass",
     "model_executor/model_loader/mtp_validation": """
         from contextlib import nullcontext as disable_mtp_completeness_check
     """,

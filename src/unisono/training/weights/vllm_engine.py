@@ -18,9 +18,10 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
@@ -33,6 +34,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -48,7 +51,7 @@ from unisono.training.weights.endpoints import NewTensors, WeightReceiver, Weigh
 from unisono.training.weights.endpoints import WeightUpdate as WeightUpdateResult
 from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.meeting import end_meeting, init_weight_update_group
-from unisono.training.weights.shards import WeightShard
+from unisono.training.weights.shards import WeightShard, held_tensor
 
 _logger = logging.getLogger("unisono")
 _GRACE_S = 0.5
@@ -70,11 +73,14 @@ class UnisonoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class UnisonoUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A worker's update: the tensors to receive, as the trainer has them."""
+    """A worker's update: the tensors to receive, as the trainer has them. With an `adapter`, the
+    number of a LoRA adapter, and PEFT's `adapter_config` the tensors are that adapter's."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    adapter: int | None = None
+    adapter_config: dict[str, Any] | None = None
 
 
 class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
@@ -85,9 +91,12 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     _group: WeightUpdateGroup | None = None
     _receiver: WeightReceiver | None = None
+    _adapters: WeightReceiver
+    """Its version is that of the adapters: each update is of one of them."""
     _plan: LoadPlan | None = None
     """What vLLM's loader reads for `_planned_for`, a model and the tensors of an update."""
     _planned_for: tuple[object, UnisonoUpdateInfo] | None = None
+    _update_info: UnisonoUpdateInfo | None = None
     _in_session = False
     """Whether vLLM has an update in progress: a trainer that dies leaves one."""
 
@@ -103,10 +112,13 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         _tell_session(self._group, self._in_session)
         parts = _Parts(self._make_plan)
         self._receiver = WeightReceiver(self._group.comm, parts, commit=self._load, reuse=True)
+        self._adapters = WeightReceiver(
+            self._group.comm, prepare=self._make_adapter, commit=self._place_adapter
+        )
 
     def start_weight_update(self) -> None:
         """There is nothing to do before the tensors arrive."""
-        self._in_session = True
+        self._in_session, self._update_info = True, None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive, vote and load. vLLM's own method synchronises an accelerator, which a CPU is
@@ -118,8 +130,9 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._receiver is None:
             raise WeightUpdateError("call init_weight_transfer_engine first")
         self._update_info = update_info
+        receiver = self._receiver if update_info.adapter is None else self._adapters
         try:
-            self._receiver.update()
+            receiver.update()
         except WeightUpdateError as error:
             _logger.error("%s", error)
         if self.device.type == "cuda":
@@ -128,6 +141,13 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         """Everything is done. A failure here would leave vLLM's session open."""
         self._in_session = False
+        if self._update_info is not None and self._update_info.adapter is not None:
+            manager = getattr(self.model, "lora_manager", None)
+            if (
+                manager is not None
+            ):  # next, vLLM removes all adapters, as after an update of weights
+                kept = partial(vars(manager).pop, "remove_all_adapters")
+                manager.remove_all_adapters = kept
 
     def shutdown(self) -> None:
         """Leave the group."""
@@ -135,15 +155,18 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         group, self._group = self._group, None
         if receiver is not None:
             receiver.close()
+            self._adapters.close()
         if group is not None:
             group.close()
 
     def _make_plan(self) -> LoadPlan:
         """What vLLM's loader reads of the tensors of this update, found on parameters without
         memory: it raises for names and shapes that the model does not have."""
-        if self._plan is not None and self._planned_for == (self.model, self._update_info):
+        info = self._update_info
+        assert info is not None
+        if self._plan is not None and self._planned_for == (self.model, info):
             return self._plan
-        info, self._plan = self._update_info, None
+        self._plan = None
         checkpoint = {
             name: torch.empty(shape, dtype=torch_dtype(dtype_name), device="meta")
             for name, dtype_name, shape in zip(
@@ -182,6 +205,41 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self._plan.replay(parts)
             finalize_layerwise_reload(self.model, self.model_config)
         except BaseException:  # the others serve the new version, and this one has parts of two
+            self._end_service()
+
+    def _make_adapter(self, tensors: NewTensors) -> None:
+        """vLLM's form of a LoRA adapter. Raises what vLLM does, and if this engine has no slots."""
+        info, manager = self._update_info, getattr(self.model, "lora_manager", None)
+        assert info is not None
+        if manager is None:
+            raise WeightUpdateError("this engine has no slots for adapters: start it with LoRA")
+        config = PEFTHelper.from_dict(info.adapter_config)
+        config.validate_legal(manager.lora_config)
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+        self._adapter = LoRAModel.from_lora_tensors(
+            info.adapter,
+            tensors,
+            config,
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+            model_vocab_size=manager.vocab_size,
+            weights_mapper=mapper and mapper.get_rename_mapper(),
+            skip_prefixes=getattr(self.model, "lora_skip_prefixes", None),
+        )
+        parts = {part for parts in manager.packed_modules.values() for part in parts}
+        unknown = self._adapter.loras.keys() - manager.modules.keys() - parts
+        if unknown:
+            raise WeightUpdateError(f"this engine has no modules {', '.join(sorted(unknown))}")
+
+    def _place_adapter(self, _: NewTensors) -> None:
+        manager = self.model.lora_manager
+        try:
+            manager.remove_adapter(self._adapter.id)
+            if len(manager) == manager.capacity:
+                manager.remove_oldest_adapter()
+            manager.add_adapter(self._adapter)
+            manager.activate_adapter(self._adapter.id)
+        except BaseException:
             self._end_service()
 
     @staticmethod
@@ -303,6 +361,8 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         assert self._group is not None
         self._senders = info.senders
         self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
+        self._adapter: dict[str, torch.Tensor] = {}
+        self._adapters = WeightSender(self._group.comm, self._adapter)
 
     def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
         """Send what the source has now, as `version`, by default the next one. Every trainer rank
@@ -322,7 +382,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         try:
             if not self.is_sender:
                 return self._sender.update(version)
-            update = self._drive(version)
+            update = self._drive(self._sender, self._info(), version)
         finally:
             self._weights.clear()
         wait(calls := self._begin("finish_weight_update", str(update.version)))
@@ -330,19 +390,44 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             call.result()
         return update
 
-    def _drive(self, version: int | None) -> WeightUpdateResult:
-        kinds = self._weights if self._senders == 1 else {m.name: m for m in self.source.metadata()}
-        info = UnisonoUpdateInfo(
-            names=list(kinds),
-            dtype_names=[str(each.dtype).removeprefix("torch.") for each in kinds.values()],
-            shapes=[list(each.shape) for each in kinds.values()],
+    def send_adapter(
+        self, number: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+    ) -> WeightUpdateResult:
+        """Send a LoRA adapter to a slot of every engine, or of none; base weights stay. Requests
+        name it with `number` as `lora_int_id`. Names and `config` are those of PEFT's files. One
+        trainer sends. Raises what `send_weights` does."""
+        if self._group is None or self._senders > 1:
+            raise WeightUpdateError("adapters are sent by one trainer that has met its engines")
+        self._adapter.update(tensors)
+        info = _describe(self._adapter, adapter=number, adapter_config=dict(config))
+        try:
+            update = self._drive(self._adapters, info, None)
+        finally:
+            self._adapter.clear()
+        wait(calls := self._begin("finish_weight_update"))
+        for call in calls:
+            call.result()
+        return update
+
+    def _info(self) -> UnisonoUpdateInfo:
+        if self._senders == 1:
+            return _describe(self._weights)
+        kinds = list(self.source.metadata())
+        return UnisonoUpdateInfo(
+            names=[each.name for each in kinds],
+            dtype_names=[str(each.dtype).removeprefix("torch.") for each in kinds],
+            shapes=[list(each.shape) for each in kinds],
         )
+
+    def _drive(
+        self, sender: WeightSender, info: UnisonoUpdateInfo, version: int | None
+    ) -> WeightUpdateResult:
         sending: Future[Any] | None = None
         wait(calls := self._begin("start_weight_update"))
         try:
             for call in calls:
                 call.result()
-            sending = self._threads.submit(self._sender.update, version)
+            sending = self._threads.submit(sender.update, version)
             calls = self._begin("update_weights", asdict(info))
             wait([sending, *calls], return_when=FIRST_EXCEPTION)
             failed = [call.exception() for call in calls if call.done() and call.exception()]
@@ -367,6 +452,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         group, self._group = self._group, None
         if group is not None:
             self._sender.close()
+            self._adapters.close()
             group.close()
         self._threads.shutdown(wait=False)
 
@@ -385,6 +471,16 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             if call.done() and call.exception() is None
         ]
         wait(ends, _GRACE_S)
+
+
+def _describe(weights: Mapping[str, Any], **adapter: Any) -> UnisonoUpdateInfo:
+    held = {name: held_tensor(name, value) for name, value in weights.items()}
+    return UnisonoUpdateInfo(
+        names=list(held),
+        dtype_names=[str(each.tensor.dtype).removeprefix("torch.") for each in held.values()],
+        shapes=[list(each.whole) for each in held.values()],
+        **adapter,
+    )
 
 
 def _place_of(info: UnisonoTrainerInitInfo) -> dict[str, Any]:
