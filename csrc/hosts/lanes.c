@@ -475,7 +475,7 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
     size_t most = (p.chunk_items + owners - 1) / owners * p.item_bytes;
     char *result = root >= 0 ? scratch(l, 3, most) : NULL;
     un_status status = prepare_sum(&r, l, most, p.chunk_items * p.item_bytes);
-    size_t chunks = (p.items + p.chunk_items - 1) / p.chunk_items;
+    size_t chunks = p.items ? (p.items + p.chunk_items - 1) / p.chunk_items : 0;
     row rows[UN_MAX_RANKS], packed[UN_MAX_RANKS] = {0};
     for (size_t time = 0; !status && time < chunks + 2; time++) {
         if (time < chunks) {

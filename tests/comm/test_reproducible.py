@@ -124,6 +124,7 @@ def check_all(comm: Communicator) -> None:
         check(comm, dtype, count, seed)
     for op in ("avg", "product", "min", "max", PremulSum(1 / 3)):
         check(comm, torch.bfloat16 if op == "avg" else torch.float32, 1003, 11, op)
+    check(comm, torch.float32, 0, 12)
 
 
 def check_cases(comm: Communicator, cases: int) -> None:
