@@ -6,17 +6,13 @@ that they skip it.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pages.browsing import OpenPage
-
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for name in _NAMES if (path := shutil.which(name))), "")
+from pages.browsing import CHROMIUM, OpenPage, start_browser
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,13 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[Any]:
     if not CHROMIUM:
         pytest.skip("needs Chromium: apt-get install chromium")
-    api = pytest.importorskip(
+    pytest.importorskip(
         "playwright.sync_api", reason="needs playwright, which make test-pages installs"
     )
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with start_browser() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import torch
 from forked_engines import Engine
 from models import greedy, make_model, save, train
 from safetensors.torch import save_file
-from servers import free_port
+from servers import Server, free_port
 from trainer import connect
+from transformers import LlamaForCausalLM
 
 from unisono import WeightUpdateError
 
@@ -100,6 +101,18 @@ def test_all_engines_or_none_have_an_adapter(engines: list[Engine], tmp_path: Pa
     trainer.shutdown()
 
 
+def merge(model: LlamaForCausalLM, adapter: dict[str, torch.Tensor]) -> LlamaForCausalLM:
+    """A model whose weights have the adapter added."""
+    merged = make_model(0)
+    merged.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for name, weight in merged.named_parameters():
+            at = f"base_model.model.{name.removesuffix('.weight')}"
+            if f"{at}.lora_A.weight" in adapter:
+                weight += 2 * adapter[f"{at}.lora_B.weight"] @ adapter[f"{at}.lora_A.weight"]
+    return merged
+
+
 def test_base_weights_beside_adapters(engines: list[Engine]) -> None:
     model = make_model(0)
     adapter = make_adapter(model, 1)
@@ -111,13 +124,26 @@ def test_base_weights_beside_adapters(engines: list[Engine]) -> None:
         assert engine.answers() == greedy(model)
         assert engine.ask(0, "adapters") == []  # vLLM forgets all of them
     trainer.send_adapter(1, adapter, CONFIG)
-    merged = make_model(0)
-    merged.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        for name, weight in merged.named_parameters():
-            at = f"base_model.model.{name.removesuffix('.weight')}"
-            if f"{at}.lora_A.weight" in adapter:
-                weight += 2 * adapter[f"{at}.lora_B.weight"] @ adapter[f"{at}.lora_A.weight"]
+    merged = merge(model, adapter)
     for engine in engines:
         assert engine.answers(1) == greedy(merged)
     trainer.shutdown()
+
+
+def test_a_server_replaces_the_adapter_that_it_was_started_with(tmp_path: Path) -> None:
+    save(tmp_path / "model")
+    model = make_model(0)
+    first, second = (make_adapter(model, seed) for seed in (1, 2))
+    path = save_adapter(tmp_path / "first", first)
+    options = ["--enable-lora", "--max-lora-rank", str(RANK), "--lora-modules", f"policy={path}"]
+    server = Server(tmp_path / "model", 1, tmp_path / "server.log", *options)
+    try:
+        server.wait()
+        assert server.answers(model="policy") == greedy(merge(model, first))
+        trainer = connect([server.url], free_port(), [1], model)
+        trainer.send_adapter(1, second, CONFIG)
+        assert server.answers(model="policy") == greedy(merge(model, second))
+        assert server.answers() == greedy(model)
+        trainer.shutdown()
+    finally:
+        server.close()

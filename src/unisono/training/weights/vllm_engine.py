@@ -398,9 +398,9 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         trainer sends. Raises what `send_weights` does."""
         if self._group is None or self._senders > 1:
             raise WeightUpdateError("adapters are sent by one trainer that has met its engines")
-        self._adapter.update(tensors)
-        info = _describe(self._adapter, adapter=number, adapter_config=dict(config))
         try:
+            self._adapter.update(tensors)
+            info = _describe(self._adapter, adapter=number, adapter_config=dict(config))
             update = self._drive(self._adapters, info, None)
         finally:
             self._adapter.clear()
