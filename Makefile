@@ -145,6 +145,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnin
 		{ echo "a tagged build needs the repository's address: make address URL=https://..."; exit 1; }
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]')
 	.venv/bin/mypy
 	.venv/bin/mypy $(WRITTEN_ONCE)
 	.venv/bin/python -m pytest -q -m types tests/test_types.py

@@ -49,7 +49,7 @@ typedef enum un_operation {
     UN_ALL_TO_ALL,
     UN_SEND, /* messages, in records */
     UN_RECV,
-    UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks exchange when they make a block */
+    UN_ALLOCATE,  /* as UN_ALL_GATHER: what ranks exchange when they make a block */
     UN_NEW_GROUP, /* in records: another library makes a group; `bytes` names its members */
 } un_operation;
 
@@ -62,7 +62,7 @@ typedef enum un_reduction {
     UN_BAND,
     UN_BOR,
     UN_BXOR,
-    UN_PREMUL_SUM, /* the sum of un_call.factor times each contribution */
+    UN_PREMUL_SUM,    /* the sum of un_call.factor times each contribution */
     UN_TRUNCATED_AVG, /* as UN_AVG, also of integers: their sum divided, towards zero */
     UN_REDUCTIONS,
 } un_reduction;
@@ -148,7 +148,7 @@ typedef struct un_move { /* `count` chunks from `chunk` on, to or from `peer` */
 typedef struct un_compiled_schedule {
     uint64_t hash; /* of the whole schedule, so that ranks detect if they differ */
     int64_t rounds, chunks;
-    int64_t busiest; /* the most chunks that any rank sends to any other in all rounds */
+    int64_t busiest;       /* the most chunks that any rank sends to any other in all rounds */
     const int64_t *starts; /* the sends of round r are the moves from starts[2 * r] on, */
     const un_move *moves;  /* its receives those from starts[2 * r + 1] to starts[2 * r + 2] */
 } un_compiled_schedule;
@@ -166,19 +166,19 @@ typedef struct un_shape {
 typedef struct un_call {
     un_operation operation;
     un_reduction reduction;
-    unsigned form; /* of a reduction, see un_form */
-    uint32_t contributions; /* in UN_CONTRIBUTIONS, how many follow each other in each input stream */
+    unsigned form;          /* of a reduction, see un_form */
+    uint32_t contributions; /* in UN_CONTRIBUTIONS, how many follow each other in an input */
     float *residual; /* with a wire format, what it has lost here, for each element; or NULL */
     un_dtype dtype;
     int root;
     double factor;
-    uint64_t shape_hash;     /* of all else that must be equal on all ranks */
-    uint32_t shape_mark; /* of the tensors' shapes, where they are compared; 0: unknown */
+    uint64_t shape_hash;   /* of all else that must be equal on all ranks */
+    uint32_t shape_mark;   /* of the tensors' shapes, where they are compared; 0: unknown */
     const un_shape *shape; /* of the first tensor; NULL: unknown */
     const un_compiled_schedule *schedule; /* or NULL: the engine's own algorithm */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* the same */
-    const un_site *site; /* NULL: not known */
+    const un_site *site;     /* NULL: not known */
     int64_t timeout_ns;
     void (*block)(void *); /* called before the first wait of more than a moment; may be NULL */
     int (*pause)(void *);  /* then called at least every 50 ms; non-zero: stop. May be NULL */
@@ -226,18 +226,18 @@ typedef struct un_message {
     un_stream stream;
     const un_site *site;
     const un_shape *shape; /* for error texts; NULL: unknown */
-    int64_t timeout_ns; /* a wait without its own timeout ends the group after this */
-    un_status status;   /* once done */
-    int source;       /* the sender */
+    int64_t timeout_ns;    /* a wait without its own timeout ends the group after this */
+    un_status status;      /* once done */
+    int source;            /* the sender */
     uint64_t seen_bytes;
     un_dtype seen_dtype;
     _Atomic uint32_t done;
     int phase; /* the rest is the engine's */
     uint64_t record;
-    bool is_started; /* rather than run: its owner may do other work meanwhile */
-    bool is_copy;    /* of an eager send: no thread waits for it */
+    bool is_started;  /* rather than run: its owner may do other work meanwhile */
+    bool is_copy;     /* of an eager send: no thread waits for it */
     bool is_expected; /* a receive's: its sender on another host knows of it */
-    uint64_t handle; /* a receive's: the sender's handle of the message */
+    uint64_t handle;  /* a receive's: the sender's handle of the message */
     size_t moved;
     struct moving *moving; /* between hosts: its data in transit */
     un_match match;
@@ -259,7 +259,7 @@ typedef struct un_waiting {
 
 /* What a rank posted for a call, for error texts. */
 typedef struct un_posted {
-    uint64_t call; /* the latest call that the rank posted there */
+    uint64_t call;     /* the latest call that the rank posted there */
     un_status refused; /* why; UN_OK: not refused */
     un_operation operation;
     unsigned reduction; /* with its form */
@@ -306,8 +306,8 @@ void un_network_close(void);
 
 /* Where the ranks of a group over hosts are, each in an array by rank. */
 typedef struct un_span {
-    uint64_t key;              /* equal on all ranks; unique among the groups of these processes */
-    const int *hosts;          /* each rank's host, numbered in the order of their lowest ranks */
+    uint64_t key;     /* equal on all ranks; unique among the groups of these processes */
+    const int *hosts; /* each rank's host, numbered in the order of their lowest ranks */
     const void *const *addresses; /* of the workers of ranks on other hosts */
     const size_t *address_bytes;
     const uint64_t *own_proofs, *proofs; /* carried by all that we send to a rank, and it to us */

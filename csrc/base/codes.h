@@ -80,7 +80,8 @@ static void pack_fp8(uint8_t *restrict to, const float *restrict from, size_t co
     for (size_t i = 0; i < count; i++) to[i] = to_fp8(float_of(finite_or_zero(from[i])) / scale);
 }
 
-static bool unpack_int8(float *restrict to, const uint8_t *restrict codes, size_t count, float scale) {
+static bool unpack_int8(float *restrict to, const uint8_t *restrict codes, size_t count,
+                        float scale) {
     int32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
         int32_t code = (int8_t)codes[i], magnitude = code < 0 ? -code : code;
@@ -90,7 +91,8 @@ static bool unpack_int8(float *restrict to, const uint8_t *restrict codes, size_
     return largest > INT8_MOST;
 }
 
-static bool unpack_fp8(float *restrict to, const uint8_t *restrict codes, size_t count, float scale) {
+static bool unpack_fp8(float *restrict to, const uint8_t *restrict codes, size_t count,
+                       float scale) {
     int32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
         int32_t magnitude = codes[i] & 0x7f;
@@ -134,10 +136,14 @@ static void pack_codes(un_wire format, char *to, const float *from, size_t items
 
 static float other_of(un_wire format, uint8_t code) {
     if (format == UN_WIRE_INT8)
-        return code == INT8_NAN ? NAN : (int8_t)code == INT8_INFINITY ? INFINITY
-                                    : (int8_t)code == -INT8_INFINITY  ? -INFINITY : 0;
-    return (code & 0x7f) == FP8_NAN ? NAN : (code & 0x7f) != FP8_INFINITY ? 0
-                                        : code & FP8_SIGN                ? -INFINITY : INFINITY;
+        return code == INT8_NAN                 ? NAN
+               : (int8_t)code == INT8_INFINITY  ? INFINITY
+               : (int8_t)code == -INT8_INFINITY ? -INFINITY
+                                                : 0;
+    return (code & 0x7f) == FP8_NAN        ? NAN
+           : (code & 0x7f) != FP8_INFINITY ? 0
+           : code & FP8_SIGN               ? -INFINITY
+                                           : INFINITY;
 }
 
 static void unpack_codes(un_wire format, float *to, const char *from, size_t items) {
@@ -148,7 +154,8 @@ static void unpack_codes(un_wire format, float *to, const char *from, size_t ite
         float scale = scales[first / PACKED_BLOCK];
         const uint8_t *c = codes + first;
         float *x = to + first;
-        bool others = format == UN_WIRE_INT8 ? unpack_int8(x, c, count, scale) : unpack_fp8(x, c, count, scale);
+        bool others = format == UN_WIRE_INT8 ? unpack_int8(x, c, count, scale)
+                                             : unpack_fp8(x, c, count, scale);
         for (size_t i = 0; others && i < count; i++) {
             float other = other_of(format, c[i]);
             if (other != 0) x[i] = other; /* a NaN, too */
@@ -156,16 +163,16 @@ static void unpack_codes(un_wire format, float *to, const char *from, size_t ite
     }
 }
 
-#define CODE_KERNELS(NAME, FORMAT)                                                                \
-    static void pack_##NAME##s(void *to, const void *const *from, int sources, size_t count,      \
-                               double factor) {                                                   \
-        (void)sources, (void)factor;                                                              \
-        pack_codes(FORMAT, to, from[0], count);                                                   \
-    }                                                                                             \
-    static void unpack_##NAME##s(void *to, const void *const *from, int sources, size_t count,    \
-                                 double factor) {                                                 \
-        (void)sources, (void)factor;                                                              \
-        unpack_codes(FORMAT, to, from[0], count);                                                 \
+#define CODE_KERNELS(NAME, FORMAT)                                                             \
+    static void pack_##NAME##s(void *to, const void *const *from, int sources, size_t count,   \
+                               double factor) {                                                \
+        (void)sources, (void)factor;                                                           \
+        pack_codes(FORMAT, to, from[0], count);                                                \
+    }                                                                                          \
+    static void unpack_##NAME##s(void *to, const void *const *from, int sources, size_t count, \
+                                 double factor) {                                              \
+        (void)sources, (void)factor;                                                           \
+        unpack_codes(FORMAT, to, from[0], count);                                              \
     }
 CODE_KERNELS(int8, UN_WIRE_INT8)
 CODE_KERNELS(fp8, UN_WIRE_FP8)

@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 enum {
-    /* The most that one step moves of a part: slots and their source stay in the L2 cache: 1 MiB
+/* The most that one step moves of a part: slots and their source stay in the L2 cache: 1 MiB
      * on Neoverse N1, 2 MiB on Sapphire Rapids. N1, all_gather: 1 to 8% and -6 to 7%. */
 #if defined(__x86_64__)
     STEP_BYTES = 128 * 1024,
@@ -23,7 +23,7 @@ enum {
     DESCRIBED_MOST = 1504,
     DESCRIBED_OVER_HOSTS = 4096,
     DESCRIBED_BY_HOST = 16 * 1024,
-    CUT_STEP_BYTES = 128 * 1024, /* of which every rank combines its share. N1: 8 to 11% and -3 to 1% */
+    CUT_STEP_BYTES = 128 * 1024, /* every rank combines its share. N1: 8 to 11% and -3 to 1% */
     /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank
      * combines its share, costs less than combining everything. N1: 8% at 16 KiB; four times: 5%
      * at 64 KiB. */
@@ -38,18 +38,18 @@ enum {
     READ_CROWDED_FROM = 256 * 1024, /* all_to_all alone */
     READ_MOST = 4 * 1024 * 1024,
     READING_RANKS = 4, /* of an all_gather; with more, slots that all read from one cache win */
-    READ_AT_ONCE = 1024 * 1024, /* between two checks of the abort word */
+    READ_AT_ONCE = 1024 * 1024,    /* between two checks of the abort word */
     BYPASS_FROM = 8 * 1024 * 1024, /* outputs are written around the cache. N1: no difference */
     COPIED_BYTES = 16 * 1024, /* combined, then copied to slots and other outputs from the nearest
                                * cache: storing to both at once takes a quarter longer on x86.
                                * N1: 4 to 5% and 0 to 3% */
     COPIED_AT_ONCE = 256 * 1024, /* of a block, between two checks of the abort word */
     BOUNCE_BYTES = 4096,         /* through the stack, where user memory is not contiguous */
-    COPIERS_FROM = 1024 * 1024, /* a rank's copiers, if any, take part, */
-    SHARED_FROM = 32 * 1024,    /* in every step of the call that moves so much, */
-    SHARED_LEAST = 16 * 1024,   /* by pieces of at least so much */
+    COPIERS_FROM = 1024 * 1024,  /* a rank's copiers, if any, take part, */
+    SHARED_FROM = 32 * 1024,     /* in every step of the call that moves so much, */
+    SHARED_LEAST = 16 * 1024,    /* by pieces of at least so much */
     COPIERS_MOST = 3,
-    RESTING_BYTES = 256 * 1024,  /* of a work that may be left to the thread that waits for it */
+    RESTING_BYTES = 256 * 1024, /* of a work that may be left to the thread that waits for it */
 };
 
 /* Where cores are few, waiting costs more, and both begin at CROWDED_FROM. */
@@ -67,16 +67,16 @@ static inline int copiers_for(int ranks, int cores) {
 
 enum {
     GLANCES = 64, /* about 1 us, before we tell the caller that we wait. N1: no difference */
-    SPIN_NS_MOST = 200 * 1000, /* N1, a tenth and twice: 1% where peers come; benchmarks/disturbed.py */
+    SPIN_NS_MOST = 200 * 1000, /* N1, a tenth and twice: 1% if peers come; disturbed.py */
     SPIN_NS_LEAST = 2 * 1000,
-    TRIAL_NS = 50 * 1000,  /* longer than a sleeper takes to wake up and answer */
-    TRIAL_EVERY = 32,      /* so that trials which fail cost little; */
-    YIELD_EVERY = 512,     /* yielding to others may cost a time slice of each */
-    LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
+    TRIAL_NS = 50 * 1000,     /* longer than a sleeper takes to wake up and answer */
+    TRIAL_EVERY = 32,         /* so that trials which fail cost little; */
+    YIELD_EVERY = 512,        /* yielding to others may cost a time slice of each */
+    LATE_NS = 1000 * 1000,    /* a yield that took so long has cost one */
     IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
     WAIT_SPIN_NS = 50 * 1000,
     COPIER_SPIN_NS = 100 * 1000, /* between two steps of a call */
-    NAP_NS_LEAST = 100 * 1000, /* each further one is twice as long as the one before */
+    NAP_NS_LEAST = 100 * 1000,   /* each further one is twice as long as the one before */
     SLICE_NS = 50 * 1000 * 1000, /* the longest sleep between two checks */
     ASK_NS = 800 * 1000 * 1000,  /* before the deadline: time for an answer */
 };

@@ -71,7 +71,7 @@ typedef struct reach {
     /* waiting */
     uint32_t (*rounds)(void); /* changes after each round of the network in which something came */
     void (*sleep)(uint32_t seen, int64_t ns); /* until it is no longer `seen` */
-    void (*attend)(bool begins); /* this thread drives the network while it waits; it no longer does */
+    void (*attend)(bool begins); /* this thread drives the network while it waits; no longer */
 
     /* what this rank publishes goes to the other hosts, too */
     void (*abort)(un_group *g, uint64_t word);
@@ -93,7 +93,7 @@ typedef struct reach {
     void (*drop)(struct parcel *parcel);
     bool (*progress)(un_group *g);
     void (*write_waiting)(un_group *g);
-    void (*finish)(un_group *g); /* the group is over: wait until our memory is unused, */
+    void (*finish)(un_group *g);  /* the group is over: wait until our memory is unused, */
     void (*release)(un_group *g); /* and drop what has arrived */
 } reach;
 
@@ -106,11 +106,11 @@ enum where { HERE, HEARD, ELSEWHERE };
 struct un_group {
     _Alignas(LINE_BYTES) int rank;
     int ranks;
-    bool crowded;     /* more ranks than cores: waiting must yield the core */
-    bool roomy;       /* a core for every rank's worker too */
-    bool is_inner;    /* of a group over hosts, whose calls are recorded instead of this one's */
-    bool is_covered;  /* for a while: a call is under way that is recorded as a whole */
-    unsigned process; /* which process opened it, see group.c */
+    bool crowded;        /* more ranks than cores: waiting must yield the core */
+    bool roomy;          /* a core for every rank's worker too */
+    bool is_inner;       /* of a group over hosts, whose calls are recorded instead of this one's */
+    bool is_covered;     /* for a while: a call is under way that is recorded as a whole */
+    unsigned process;    /* which process opened it, see group.c */
     struct reach *reach; /* NULL: all ranks are on this host */
 
     struct { /* segment.c */
@@ -124,22 +124,22 @@ struct un_group {
     } segment;
 
     _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the call lock */
-        flag_t latest;        /* the number of the latest call; any thread may read it */
-        uint64_t steps;       /* of moving data, finished before it */
+        flag_t latest;            /* the number of the latest call; any thread may read it */
+        uint64_t steps;           /* of moving data, finished before it */
         flag_t noticed_end;   /* the latest call when we learned that the group is over, plus 1 */
         const void **sources; /* scratch: for each rank, where its part of a reduction lies, */
-        size_t *descriptor_pitch;   /* and how far apart its parts are in its descriptor; 0: in slots */
+        size_t *descriptor_pitch; /* and how far apart its parts are there; 0: in slots */
     } calls;
 
     flag_t recorded; /* records.c: how many records so far */
 
-    struct { /* worker.c: who may be in a call, and what was submitted */
+    struct {                     /* worker.c: who may be in a call, and what was submitted */
         _Atomic uintptr_t owner; /* the thread that has the call lock; never torn */
         _Atomic uint32_t call_lock;
         _Atomic uint32_t queued;
         pthread_mutex_t queue_lock;
         un_work *first, *last;
-        struct execution *begun; /* of the first one, if that has begun; with the call lock */
+        struct execution *begun;   /* of the first one, if that has begun; with the call lock */
         _Atomic uint32_t may_rest; /* there is no other, and the thread that waits for it runs it */
         _Atomic uint32_t finished; /* works so far */
         _Atomic bool has_thread;
@@ -152,7 +152,7 @@ struct un_group {
 
     size_t cut_from, direct_from, described_most; /* by constants.h */
 
-    spinning spin; /* wait.c, with the call lock */
+    spinning spin;      /* wait.c, with the call lock */
     bool (*poll)(void); /* drives the network while we wait; NULL: nothing crosses it */
 
     fifo_ends *fifos; /* schedules.c: one per rank */
@@ -178,7 +178,7 @@ struct un_group {
         _Atomic uint32_t parked;
     } progress_thread;
 
-    struct { /* deadlock.c, under the lock of the messages */
+    struct {                       /* deadlock.c, under the lock of the messages */
         const un_message *message; /* what our note says we wait for */
         uint32_t notes;            /* how many notes we left */
         uint64_t cycle;            /* the one seen last; 0: none */
@@ -213,7 +213,7 @@ struct un_group {
         _Atomic un_status status;
     } copiers;
 
-    struct { /* watcher.c, under its lock */
+    struct {                 /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */
         bool is_watched;
         struct flag *flags; /* of a GPU that waits for ranks; NULL: none */
@@ -267,7 +267,9 @@ static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
     return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
 }
 
-static inline size_t sizes_bytes(const un_group *g) { return 2 * (size_t)g->ranks * sizeof(uint64_t); }
+static inline size_t sizes_bytes(const un_group *g) {
+    return 2 * (size_t)g->ranks * sizeof(uint64_t);
+}
 
 static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t step) {
     size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + step % SLOTS;
@@ -287,6 +289,6 @@ bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
 un_status interrupt(un_group *g, uint64_t call); /* in a call that only we can continue */
-un_status status_from_abort(const un_group *g); /* UN_OK: the group works */
+un_status status_from_abort(const un_group *g);  /* UN_OK: the group works */
 
 #endif

@@ -196,7 +196,7 @@ static inline lane_bits round_half_lanes(lanes value) {
     lane_bits bits = (lane_bits)value, sign = bits >> 16 & 0x8000;
     bits &= 0x7fffffff;
     lane_bits normal = (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
-    lane_bits subnormal = (lane_bits)((lanes)bits + 0.5f) - 0x3f000000; /* 0.5 has half's last bit */
+    lane_bits subnormal = (lane_bits)((lanes)bits + 0.5f) - 0x3f000000; /* has half's last bit */
     lane_bits result = select_bits((lane_bits)(bits < 0x38800000), subnormal, normal);
     result = select_bits((lane_bits)(bits >= 0x477ff000), (lane_bits){0} + 0x7c00, result);
     result = select_bits((lane_bits)(bits > 0x7f800000), (lane_bits){0} + 0x7e00, result);

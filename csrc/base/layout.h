@@ -9,14 +9,14 @@
 #define LINE_BYTES 64
 #define PAGE_BYTES 4096
 #define DESCRIPTOR_BYTES (4096 + LINE_BYTES) /* a descriptor with its payload */
-#define SLOTS 4         /* steps of a call that may be in flight, see collectives.c */
+#define SLOTS 4 /* steps of a call that may be in flight, see collectives.c */
 #define SLOT_BYTES (256 * 1024)
 #define ENTRIES 256             /* messages of a channel announced and not yet read */
 #define RING_BYTES (256 * 1024) /* of a large message in flight */
 
 #define FIFO_BYTES (256 * 1024) /* of a schedule's data in flight between two ranks */
 #define RECORDS 1024            /* calls of a rank that are kept */
-#define DECISIONS 64           /* that are kept, see un_group_decide */
+#define DECISIONS 64            /* that are kept, see un_group_decide */
 #define SITES 128               /* lines of its program whose text is kept at once */
 
 typedef _Atomic uint64_t flag_t;
@@ -60,12 +60,12 @@ typedef struct reply { /* to one of them; `number` counts replies and is written
 } reply;
 
 typedef struct channel { /* from one rank to another; allocated at the first message */
-    _Alignas(LINE_BYTES) flag_t written; /* the sender's line: bytes written to the ring, */
-    flag_t heard;                        /* replies read */
-    _Alignas(LINE_BYTES) flag_t read;    /* the receiver's: bytes read from the ring, */
-    flag_t taken;                        /* entries read */
+    _Alignas(LINE_BYTES) flag_t written;         /* the sender's line: bytes written to the ring, */
+    flag_t heard;                                /* replies read */
+    _Alignas(LINE_BYTES) flag_t read;            /* the receiver's: bytes read from the ring, */
+    flag_t taken;                                /* entries read */
     _Alignas(LINE_BYTES) reply replies[ENTRIES]; /* the receiver's */
-    _Alignas(PAGE_BYTES) entry entries[ENTRIES];  /* the sender's, and the ring */
+    _Alignas(PAGE_BYTES) entry entries[ENTRIES]; /* the sender's, and the ring */
     char ring[RING_BYTES];
 } channel;
 
@@ -79,17 +79,17 @@ typedef struct fifo {
 /* The record of a call or a message; see records.c. The first word is written last. */
 typedef struct record {
     flag_t number;
-    flag_t call;      /* its number; of a message, its tag */
-    flag_t signature; /* as in a descriptor; a message's root is its peer */
-    flag_t bytes;     /* that this rank sends, or receives if it sends nothing */
+    flag_t call;                    /* its number; of a message, its tag */
+    flag_t signature;               /* as in a descriptor; a message's root is its peer */
+    flag_t bytes;                   /* that this rank sends, or receives if it sends nothing */
     flag_t arrived, started, ended; /* in ticks */
-    _Atomic uint32_t state; /* below; of a failure, the status above; then the thread */
-    _Atomic uint32_t site; /* its number, and above it the step of the program */
+    _Atomic uint32_t state;         /* below; of a failure, the status above; then the thread */
+    _Atomic uint32_t site;          /* its number, and above it the step of the program */
 } record;
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
 enum { THREAD_SHIFT = 24 }; /* of the state: above it is the number of the thread */
-enum { SITE_BITS = 12 }; /* of its number; sites so far apart have different texts */
+enum { SITE_BITS = 12 };    /* of its number; sites so far apart have different texts */
 
 typedef struct site_text { /* of the site with this number; a later one may replace it */
     flag_t number;
@@ -113,27 +113,28 @@ typedef struct control {
     _Alignas(LINE_BYTES) flag_t progress; /* steps finished, over all calls */
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
-    _Atomic uint32_t core; /* where we last fell asleep, plus 1; 0: not yet */
-    flag_t works;          /* how many we have submitted */
+    _Atomic uint32_t core;    /* where we last fell asleep, plus 1; 0: not yet */
+    flag_t works;             /* how many we have submitted */
     _Atomic uint32_t is_here; /* of a group over hosts: we have opened it */
     flag_t ending;            /* of a remote rank: how it ended, as in un_failure; 1: unknown */
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may proceed */
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
     flag_t waiting_tag;
-    flag_t unmatched; /* messages of that peer with another tag that have arrived, */
+    flag_t unmatched;     /* messages of that peer with another tag that have arrived, */
     flag_t unmatched_tag; /* and the tag of the oldest */
-    flag_t writing; /* the call in which we write into our peers' memory, see direct.c, */
-    flag_t unread;  /* and the one in which the kernel did not let us read it */
-    flag_t proof;   /* address of a word that identifies our process to readers, see reading.c */
+    flag_t writing;       /* the call in which we write into our peers' memory, see direct.c, */
+    flag_t unread;        /* and the one in which the kernel did not let us read it */
+    flag_t proof; /* address of a word that identifies our process to readers, see reading.c */
     _Alignas(LINE_BYTES) flag_t asked; /* a peer asks where we are: in which call of its */
     _Alignas(LINE_BYTES) note notes[UN_NOTES];
     _Alignas(LINE_BYTES) descriptor descriptors[2];
     _Alignas(LINE_BYTES) identity identity;
     _Alignas(LINE_BYTES) record records[RECORDS];
     _Alignas(LINE_BYTES) site_text sites[SITES];
-    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then open channels; then, of a
-                       * group over hosts, messages sent to and received from each rank */
+    /* Two tables: bytes to, then bytes from each rank; then open channels; then, of a group over
+     * hosts, messages sent to and received from each rank. */
+    uint64_t sizes[];
 } control;
 
 typedef struct header {

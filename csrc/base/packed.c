@@ -5,7 +5,8 @@ size_t packed_bytes(un_wire format, size_t items) {
     return format == UN_WIRE_BFLOAT16 ? 2 * items : items + packed_blocks(items) * sizeof(float);
 }
 
-static void run_kernel(un_wire format, int of_brains, int of_codes, void *to, const void *from, size_t items) {
+static void run_kernel(un_wire format, int of_brains, int of_codes, void *to, const void *from,
+                       size_t items) {
     bool is_brain = format == UN_WIRE_BFLOAT16;
     un_dtype dtype = is_brain ? un_dtype_of(UN_BFLOAT, 16, 1) : un_dtype_of(UN_FLOAT, 32, 1);
     int which = is_brain ? of_brains : of_codes + (format == UN_WIRE_FP8);

@@ -5,7 +5,9 @@
 #include "base/kernels.h"
 
 enum { PACKED_BLOCK = 256 };
-static inline size_t packed_blocks(size_t items) { return (items + PACKED_BLOCK - 1) / PACKED_BLOCK; }
+static inline size_t packed_blocks(size_t items) {
+    return (items + PACKED_BLOCK - 1) / PACKED_BLOCK;
+}
 
 size_t packed_bytes(un_wire format, size_t items);
 void pack_floats(un_wire format, char *to, const float *from, size_t items);

@@ -17,38 +17,37 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 
 /* out[i] = VALUE for a block. The output may be one of the inputs; `ivdep` promises that it does
  * not overlap them at an offset. */
-#define FOR_BLOCK(VALUE)                                                                          \
-    _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = VALUE;
+#define FOR_BLOCK(VALUE) _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = VALUE;
 
 /* One kernel: LOAD widens a stored T to an A, COMBINE joins two A, FINISH makes a T of an A. */
-#define KERNEL(NAME, T, A, LOAD, COMBINE, FINISH)                                                 \
-    static __attribute__((noinline)) void NAME##_onto(A *restrict partial, const T *restrict x,   \
-                                                      size_t n, A scale) {                        \
-        (void)scale;                                                                              \
-        for (size_t i = 0; i < n; i++) partial[i] = COMBINE(partial[i], LOAD(x[i]));              \
-    }                                                                                             \
-    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
-                     double factor) {                                                             \
-        const A scale = (A)(factor);                                                              \
-        (void)scale;                                                                              \
-        A partial[BLOCK];                                                                         \
-        for (size_t start = 0; start < count; start += BLOCK) {                                   \
-            size_t n = count - start < BLOCK ? count - start : BLOCK;                             \
-            T *out = (T *)to + start;                                                             \
-            const T *x = (const T *)from[0] + start;                                              \
-            const T *y = (const T *)from[sources - 1] + start;                                    \
-            if (sources == 1) {                                                                   \
-                FOR_BLOCK(FINISH(LOAD(x[i])))                                                     \
-            } else if (sources == 2) {                                                            \
-                FOR_BLOCK(FINISH(COMBINE(LOAD(x[i]), LOAD(y[i]))))                                \
-            } else {                                                                              \
-                const T *z = (const T *)from[1] + start;                                          \
-                for (size_t i = 0; i < n; i++) partial[i] = COMBINE(LOAD(x[i]), LOAD(z[i]));      \
-                for (int s = 2; s < sources - 1; s++)                                             \
-                    NAME##_onto(partial, (const T *)from[s] + start, n, scale);                   \
-                FOR_BLOCK(FINISH(COMBINE(partial[i], LOAD(y[i]))))                                \
-            }                                                                                     \
-        }                                                                                         \
+#define KERNEL(NAME, T, A, LOAD, COMBINE, FINISH)                                               \
+    static __attribute__((noinline)) void NAME##_onto(A *restrict partial, const T *restrict x, \
+                                                      size_t n, A scale) {                      \
+        (void)scale;                                                                            \
+        for (size_t i = 0; i < n; i++) partial[i] = COMBINE(partial[i], LOAD(x[i]));            \
+    }                                                                                           \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,              \
+                     double factor) {                                                           \
+        const A scale = (A)(factor);                                                            \
+        (void)scale;                                                                            \
+        A partial[BLOCK];                                                                       \
+        for (size_t start = 0; start < count; start += BLOCK) {                                 \
+            size_t n = count - start < BLOCK ? count - start : BLOCK;                           \
+            T *out = (T *)to + start;                                                           \
+            const T *x = (const T *)from[0] + start;                                            \
+            const T *y = (const T *)from[sources - 1] + start;                                  \
+            if (sources == 1) {                                                                 \
+                FOR_BLOCK(FINISH(LOAD(x[i])))                                                   \
+            } else if (sources == 2) {                                                          \
+                FOR_BLOCK(FINISH(COMBINE(LOAD(x[i]), LOAD(y[i]))))                              \
+            } else {                                                                            \
+                const T *z = (const T *)from[1] + start;                                        \
+                for (size_t i = 0; i < n; i++) partial[i] = COMBINE(LOAD(x[i]), LOAD(z[i]));    \
+                for (int s = 2; s < sources - 1; s++)                                           \
+                    NAME##_onto(partial, (const T *)from[s] + start, n, scale);                 \
+                FOR_BLOCK(FINISH(COMBINE(partial[i], LOAD(y[i]))))                              \
+            }                                                                                   \
+        }                                                                                       \
     }
 
 #define SAME(x) (x)
@@ -83,25 +82,25 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 #define OVER_FACTOR_I64(x) ((int64_t)(x) / (int)factor)
 
 /* Signed integers add, multiply and combine bits as unsigned ones do: both wrap around. */
-#define INTEGER_KERNELS(B)                                                                        \
-    KERNEL(sum_u##B, uint##B##_t, uint##B##_t, SAME, ADD, SAME)                                   \
-    KERNEL(product_u##B, uint##B##_t, uint##B##_t, SAME, MULTIPLY, SAME)                          \
-    KERNEL(band_u##B, uint##B##_t, uint##B##_t, SAME, AND, SAME)                                  \
-    KERNEL(bor_u##B, uint##B##_t, uint##B##_t, SAME, OR, SAME)                                    \
-    KERNEL(bxor_u##B, uint##B##_t, uint##B##_t, SAME, XOR, SAME)                                  \
-    KERNEL(min_u##B, uint##B##_t, uint##B##_t, SAME, LESSER, SAME)                                \
-    KERNEL(max_u##B, uint##B##_t, uint##B##_t, SAME, GREATER, SAME)                               \
-    KERNEL(min_i##B, int##B##_t, int##B##_t, SAME, LESSER, SAME)                                  \
+#define INTEGER_KERNELS(B)                                               \
+    KERNEL(sum_u##B, uint##B##_t, uint##B##_t, SAME, ADD, SAME)          \
+    KERNEL(product_u##B, uint##B##_t, uint##B##_t, SAME, MULTIPLY, SAME) \
+    KERNEL(band_u##B, uint##B##_t, uint##B##_t, SAME, AND, SAME)         \
+    KERNEL(bor_u##B, uint##B##_t, uint##B##_t, SAME, OR, SAME)           \
+    KERNEL(bxor_u##B, uint##B##_t, uint##B##_t, SAME, XOR, SAME)         \
+    KERNEL(min_u##B, uint##B##_t, uint##B##_t, SAME, LESSER, SAME)       \
+    KERNEL(max_u##B, uint##B##_t, uint##B##_t, SAME, GREATER, SAME)      \
+    KERNEL(min_i##B, int##B##_t, int##B##_t, SAME, LESSER, SAME)         \
     KERNEL(max_i##B, int##B##_t, int##B##_t, SAME, GREATER, SAME)
 INTEGER_KERNELS(8)
 INTEGER_KERNELS(16)
 INTEGER_KERNELS(32)
 INTEGER_KERNELS(64)
 
-#define AVERAGE_KERNELS(B, UNSIGNED, SIGNED, UNSIGNED_QUOTIENT, SIGNED_QUOTIENT)                  \
-    KERNEL(avg_u##B, uint##B##_t, uint##B##_t, SAME, ADD, UNSIGNED)                               \
-    KERNEL(avg_i##B, uint##B##_t, uint##B##_t, SAME, ADD, SIGNED)                                 \
-    KERNEL(divide_u##B, uint##B##_t, uint##B##_t, SAME, ADD, UNSIGNED_QUOTIENT)                   \
+#define AVERAGE_KERNELS(B, UNSIGNED, SIGNED, UNSIGNED_QUOTIENT, SIGNED_QUOTIENT) \
+    KERNEL(avg_u##B, uint##B##_t, uint##B##_t, SAME, ADD, UNSIGNED)              \
+    KERNEL(avg_i##B, uint##B##_t, uint##B##_t, SAME, ADD, SIGNED)                \
+    KERNEL(divide_u##B, uint##B##_t, uint##B##_t, SAME, ADD, UNSIGNED_QUOTIENT)  \
     KERNEL(divide_i##B, uint##B##_t, uint##B##_t, SAME, ADD, SIGNED_QUOTIENT)
 AVERAGE_KERNELS(8, OVER_RANKS_U8, OVER_RANKS_I8, OVER_FACTOR_U8, OVER_FACTOR_I8)
 AVERAGE_KERNELS(16, OVER_RANKS_U16, OVER_RANKS_I16, OVER_FACTOR_U16, OVER_FACTOR_I16)
@@ -110,16 +109,16 @@ AVERAGE_KERNELS(64, OVER_RANKS_U, OVER_RANKS_I64, QUOTIENT, OVER_FACTOR_I64)
 
 /* A whole factor scales integers; it goes through int64, so that a negative one wraps right. */
 #define SCALED_INTEGER(x) (1u * (x) * whole)
-#define PREMUL_KERNEL(B)                                                                          \
-    static void premul_u##B(void *to, const void *const *from, int sources,                       \
-                            size_t count, double factor) {                                        \
-        const uint##B##_t whole = (uint##B##_t)(int64_t)factor;                                   \
-        for (size_t i = 0; i < count; i++) {                                                      \
-            uint##B##_t sum = 0;                                                                  \
-            for (int s = 0; s < sources; s++)                                                     \
-                sum += (uint##B##_t)SCALED_INTEGER(((const uint##B##_t *)from[s])[i]);            \
-            ((uint##B##_t *)to)[i] = sum;                                                         \
-        }                                                                                         \
+#define PREMUL_KERNEL(B)                                                                  \
+    static void premul_u##B(void *to, const void *const *from, int sources, size_t count, \
+                            double factor) {                                              \
+        const uint##B##_t whole = (uint##B##_t)(int64_t)factor;                           \
+        for (size_t i = 0; i < count; i++) {                                              \
+            uint##B##_t sum = 0;                                                          \
+            for (int s = 0; s < sources; s++)                                             \
+                sum += (uint##B##_t)SCALED_INTEGER(((const uint##B##_t *)from[s])[i]);    \
+            ((uint##B##_t *)to)[i] = sum;                                                 \
+        }                                                                                 \
     }
 PREMUL_KERNEL(8)
 PREMUL_KERNEL(16)
@@ -127,14 +126,14 @@ PREMUL_KERNEL(32)
 PREMUL_KERNEL(64)
 
 /* A power of two divides as its inverse multiplies, to the bit, but takes several times as long. */
-#define AVERAGE_KERNEL(KIND)                                                                      \
-    static void avg_##KIND(void *to, const void *const *from, int sources, size_t count,          \
-                           double factor) {                                                       \
-        (void)factor;                                                                             \
-        if (sources & (sources - 1))                                                              \
-            divide_##KIND(to, from, sources, count, sources);                                     \
-        else                                                                                      \
-            scaled_##KIND(to, from, sources, count, 1.0 / sources);                               \
+#define AVERAGE_KERNEL(KIND)                                                             \
+    static void avg_##KIND(void *to, const void *const *from, int sources, size_t count, \
+                           double factor) {                                              \
+        (void)factor;                                                                    \
+        if (sources & (sources - 1))                                                     \
+            divide_##KIND(to, from, sources, count, sources);                            \
+        else                                                                             \
+            scaled_##KIND(to, from, sources, count, 1.0 / sources);                      \
     }
 
 /* Half types, STEP elements at a time; the last few too, in a copy. LOAD, COMBINE and FINISH
@@ -146,65 +145,65 @@ enum { MANY = 256 }; /* elements from which on telling it pays */
 
 typedef void rounding(uint16_t *to, wide value);
 
-#define HALF_KERNEL(NAME, WIDEN, LOAD, COMBINE, FINISH, ROUND, QUIET)                             \
-    static inline wide NAME##_load(const uint16_t *from, float scale) {                           \
-        wide read = WIDEN(from);                                                                  \
-        (void)scale;                                                                              \
-        return (wide){LOAD(read.low), LOAD(read.high)};                                           \
-    }                                                                                             \
-    static inline wide NAME##_combine(wide a, wide b) {                                           \
-        return (wide){COMBINE(a.low, b.low), COMBINE(a.high, b.high)};                            \
-    }                                                                                             \
-    static inline wide NAME##_finish(wide sum, float scale) {                                     \
-        (void)scale;                                                                              \
-        return (wide){FINISH(sum.low), FINISH(sum.high)};                                         \
-    }                                                                                             \
-    /* STEPS steps at once, as far as possible; returns how many elements. */                          \
-    static inline __attribute__((always_inline)) size_t NAME##_steps(                             \
-        uint16_t *out, const void *const *from, int sources, size_t count, float scale,           \
-        rounding *round) {                                                                        \
-        const uint16_t *x = from[0], *y = from[sources - 1];                                      \
-        wide sums[STEPS];                                                                         \
-        size_t i = 0;                                                                             \
-        if (sources == 2)                                                                         \
-            for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                \
-                EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                         \
-                EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(y + i + k * STEP, scale));\
-                EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale));               \
-            }                                                                                     \
-        for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                    \
-            EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                             \
-            for (int s = 1; s < sources; s++) {                                                   \
-                const uint16_t *z = (const uint16_t *)from[s] + i;                                \
-                EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(z + k * STEP, scale));    \
-            }                                                                                     \
-            EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale));                   \
-        }                                                                                         \
-        return i;                                                                                 \
-    }                                                                                             \
-    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
-                     double factor) {                                                             \
-        const float scale = (float)factor;                                                        \
-        uint16_t *out = to;                                                                       \
-        size_t i;                                                                                 \
-        if (MAKES_QUIET_NANS && (QUIET) && count >= MANY) {                                       \
-            uint64_t mode = begin_quiet_nans();                                                   \
-            i = NAME##_steps(out, from, sources, count, scale, round_quiet_brain);                \
-            end_quiet_nans(mode);                                                                 \
-        } else {                                                                                  \
-            i = NAME##_steps(out, from, sources, count, scale, ROUND);                            \
-        }                                                                                         \
-        for (; i < count; i += STEP) {                                                            \
-            size_t rest = sizeof(uint16_t) * (count - i < STEP ? count - i : STEP);               \
-            uint16_t few[STEP] = {0};                                                             \
-            wide sum = NAME##_load(memcpy(few, (const uint16_t *)from[0] + i, rest), scale);      \
-            for (int s = 1; s < sources; s++) {                                                   \
-                memcpy(few, (const uint16_t *)from[s] + i, rest);                                 \
-                sum = NAME##_combine(sum, NAME##_load(few, scale));                               \
-            }                                                                                     \
-            ROUND(few, NAME##_finish(sum, scale));                                                \
-            memcpy(out + i, few, rest);                                                           \
-        }                                                                                         \
+#define HALF_KERNEL(NAME, WIDEN, LOAD, COMBINE, FINISH, ROUND, QUIET)                              \
+    static inline wide NAME##_load(const uint16_t *from, float scale) {                            \
+        wide read = WIDEN(from);                                                                   \
+        (void)scale;                                                                               \
+        return (wide){LOAD(read.low), LOAD(read.high)};                                            \
+    }                                                                                              \
+    static inline wide NAME##_combine(wide a, wide b) {                                            \
+        return (wide){COMBINE(a.low, b.low), COMBINE(a.high, b.high)};                             \
+    }                                                                                              \
+    static inline wide NAME##_finish(wide sum, float scale) {                                      \
+        (void)scale;                                                                               \
+        return (wide){FINISH(sum.low), FINISH(sum.high)};                                          \
+    }                                                                                              \
+    /* STEPS steps at once, as far as possible; returns how many elements. */                      \
+    static inline __attribute__((always_inline)) size_t NAME##_steps(                              \
+        uint16_t *out, const void *const *from, int sources, size_t count, float scale,            \
+        rounding *round) {                                                                         \
+        const uint16_t *x = from[0], *y = from[sources - 1];                                       \
+        wide sums[STEPS];                                                                          \
+        size_t i = 0;                                                                              \
+        if (sources == 2)                                                                          \
+            for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                 \
+                EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                          \
+                EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(y + i + k * STEP, scale)); \
+                EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale));                \
+            }                                                                                      \
+        for (; i + STEPS * STEP <= count; i += STEPS * STEP) {                                     \
+            EACH_STEP sums[k] = NAME##_load(x + i + k * STEP, scale);                              \
+            for (int s = 1; s < sources; s++) {                                                    \
+                const uint16_t *z = (const uint16_t *)from[s] + i;                                 \
+                EACH_STEP sums[k] = NAME##_combine(sums[k], NAME##_load(z + k * STEP, scale));     \
+            }                                                                                      \
+            EACH_STEP round(out + i + k * STEP, NAME##_finish(sums[k], scale));                    \
+        }                                                                                          \
+        return i;                                                                                  \
+    }                                                                                              \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,                 \
+                     double factor) {                                                              \
+        const float scale = (float)factor;                                                         \
+        uint16_t *out = to;                                                                        \
+        size_t i;                                                                                  \
+        if (MAKES_QUIET_NANS && (QUIET) && count >= MANY) {                                        \
+            uint64_t mode = begin_quiet_nans();                                                    \
+            i = NAME##_steps(out, from, sources, count, scale, round_quiet_brain);                 \
+            end_quiet_nans(mode);                                                                  \
+        } else {                                                                                   \
+            i = NAME##_steps(out, from, sources, count, scale, ROUND);                             \
+        }                                                                                          \
+        for (; i < count; i += STEP) {                                                             \
+            size_t rest = sizeof(uint16_t) * (count - i < STEP ? count - i : STEP);                \
+            uint16_t few[STEP] = {0};                                                              \
+            wide sum = NAME##_load(memcpy(few, (const uint16_t *)from[0] + i, rest), scale);       \
+            for (int s = 1; s < sources; s++) {                                                    \
+                memcpy(few, (const uint16_t *)from[s] + i, rest);                                  \
+                sum = NAME##_combine(sum, NAME##_load(few, scale));                                \
+            }                                                                                      \
+            ROUND(few, NAME##_finish(sum, scale));                                                 \
+            memcpy(out + i, few, rest);                                                            \
+        }                                                                                          \
     }
 
 #define LESSER_LANES(a, b) select_lanes((lane_bits)((b < a) | (b != b)), b, a)
@@ -212,10 +211,10 @@ typedef void rounding(uint16_t *to, wide value);
 
 #define HALF_KERNELS(KIND, WIDEN, ROUND, IS_BRAIN)                                                \
     HALF_KERNEL(divide_##KIND, WIDEN, SAME, ADD, QUOTIENT, ROUND, IS_BRAIN)                       \
-    HALF_KERNEL(sum_##KIND, WIDEN, SAME, ADD, SAME, ROUND, IS_BRAIN && sources > 1)               \
+    HALF_KERNEL(sum_##KIND, WIDEN, SAME, ADD, SAME, ROUND, IS_BRAIN &&sources > 1)                \
     HALF_KERNEL(scaled_##KIND, WIDEN, SAME, ADD, SCALED, ROUND, IS_BRAIN)                         \
     AVERAGE_KERNEL(KIND)                                                                          \
-    HALF_KERNEL(product_##KIND, WIDEN, SAME, MULTIPLY_FLOAT, SAME, ROUND, IS_BRAIN && sources > 1)\
+    HALF_KERNEL(product_##KIND, WIDEN, SAME, MULTIPLY_FLOAT, SAME, ROUND, IS_BRAIN &&sources > 1) \
     HALF_KERNEL(min_##KIND, WIDEN, SAME, LESSER_LANES, SAME, ROUND, 0)                            \
     HALF_KERNEL(max_##KIND, WIDEN, SAME, GREATER_LANES, SAME, ROUND, 0)                           \
     HALF_KERNEL(premul_##KIND, WIDEN, SCALED, ADD, SAME, ROUND, IS_BRAIN)
@@ -239,30 +238,30 @@ static inline wide load_wide(const float *from, bool in_pairs) {
     return value;
 }
 
-#define CONVERSIONS(KIND, WIDEN, ROUND, IN_PAIRS)                                                 \
-    static void widen_##KIND(void *to, const void *const *from, int sources, size_t count,        \
-                             double factor) {                                                     \
-        (void)sources, (void)factor;                                                              \
-        const uint16_t *x = from[0];                                                              \
-        float *out = to, wider[STEP];                                                             \
-        size_t i = 0;                                                                             \
-        for (; i + STEP <= count; i += STEP) store_wide(out + i, WIDEN(x + i), IN_PAIRS);         \
-        uint16_t few[STEP] = {0};                                                                 \
-        memcpy(few, x + i, (count - i) * sizeof *few);                                            \
-        store_wide(wider, WIDEN(few), IN_PAIRS);                                                  \
-        memcpy(out + i, wider, (count - i) * sizeof *out);                                        \
-    }                                                                                             \
-    static void narrow_##KIND(void *to, const void *const *from, int sources, size_t count,       \
-                              double factor) {                                                    \
-        (void)sources, (void)factor;                                                              \
-        const float *x = from[0];                                                                 \
-        uint16_t *out = to, few[STEP];                                                            \
-        size_t i = 0;                                                                             \
-        for (; i + STEP <= count; i += STEP) ROUND(out + i, load_wide(x + i, IN_PAIRS));          \
-        float rest[STEP] = {0};                                                                   \
-        memcpy(rest, x + i, (count - i) * sizeof *rest);                                          \
-        ROUND(few, load_wide(rest, IN_PAIRS));                                                    \
-        memcpy(out + i, few, (count - i) * sizeof *few);                                          \
+#define CONVERSIONS(KIND, WIDEN, ROUND, IN_PAIRS)                                           \
+    static void widen_##KIND(void *to, const void *const *from, int sources, size_t count,  \
+                             double factor) {                                               \
+        (void)sources, (void)factor;                                                        \
+        const uint16_t *x = from[0];                                                        \
+        float *out = to, wider[STEP];                                                       \
+        size_t i = 0;                                                                       \
+        for (; i + STEP <= count; i += STEP) store_wide(out + i, WIDEN(x + i), IN_PAIRS);   \
+        uint16_t few[STEP] = {0};                                                           \
+        memcpy(few, x + i, (count - i) * sizeof *few);                                      \
+        store_wide(wider, WIDEN(few), IN_PAIRS);                                            \
+        memcpy(out + i, wider, (count - i) * sizeof *out);                                  \
+    }                                                                                       \
+    static void narrow_##KIND(void *to, const void *const *from, int sources, size_t count, \
+                              double factor) {                                              \
+        (void)sources, (void)factor;                                                        \
+        const float *x = from[0];                                                           \
+        uint16_t *out = to, few[STEP];                                                      \
+        size_t i = 0;                                                                       \
+        for (; i + STEP <= count; i += STEP) ROUND(out + i, load_wide(x + i, IN_PAIRS));    \
+        float rest[STEP] = {0};                                                             \
+        memcpy(rest, x + i, (count - i) * sizeof *rest);                                    \
+        ROUND(few, load_wide(rest, IN_PAIRS));                                              \
+        memcpy(out + i, few, (count - i) * sizeof *few);                                    \
     }
 CONVERSIONS(f16, widen_half, round_half, HALVES_IN_PAIRS)
 CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
@@ -271,16 +270,16 @@ CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
  * processor's own float16 arithmetic: float32 has over twice the digits, so rounding twice
  * equals rounding once. */
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-#define NATIVE_KERNEL(NAME, COMBINE)                                                              \
-    static void native_##NAME(void *to, const void *const *from, int sources, size_t count,       \
-                              double factor) {                                                    \
-        const float16_t *x = from[0], *y = from[sources - 1];                                     \
-        float16_t *out = to;                                                                      \
-        if (sources != 2) {                                                                       \
-            NAME(to, from, sources, count, factor);                                               \
-            return;                                                                               \
-        }                                                                                         \
-        _Pragma("GCC ivdep") for (size_t i = 0; i < count; i++) out[i] = COMBINE(x[i], y[i]);     \
+#define NATIVE_KERNEL(NAME, COMBINE)                                                          \
+    static void native_##NAME(void *to, const void *const *from, int sources, size_t count,   \
+                              double factor) {                                                \
+        const float16_t *x = from[0], *y = from[sources - 1];                                 \
+        float16_t *out = to;                                                                  \
+        if (sources != 2) {                                                                   \
+            NAME(to, from, sources, count, factor);                                           \
+            return;                                                                           \
+        }                                                                                     \
+        _Pragma("GCC ivdep") for (size_t i = 0; i < count; i++) out[i] = COMBINE(x[i], y[i]); \
     }
 NATIVE_KERNEL(sum_f16, ADD)
 NATIVE_KERNEL(product_f16, MULTIPLY_FLOAT)
@@ -308,51 +307,57 @@ static void native_avg_f16(void *to, const void *const *from, int sources, size_
 #define native_avg_f16 avg_f16
 #endif
 
-#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_SCALED, FINISH_QUOTIENT)      \
-    KERNEL(divide_##KIND, T, A, LOAD, ADD, FINISH_QUOTIENT)                                       \
-    KERNEL(sum_##KIND, T, A, LOAD, ADD, FINISH)                                                   \
-    KERNEL(scaled_##KIND, T, A, LOAD, ADD, FINISH_SCALED)                                         \
-    AVERAGE_KERNEL(KIND)                                                                          \
-    KERNEL(product_##KIND, T, A, LOAD, MULTIPLY_FLOAT, FINISH)                                    \
-    KERNEL(min_##KIND, T, A, LOAD, LESSER_FLOAT, FINISH)                                          \
-    KERNEL(max_##KIND, T, A, LOAD, GREATER_FLOAT, FINISH)                                         \
+#define FLOAT_KERNELS(KIND, T, A, LOAD, FINISH, LOAD_SCALED, FINISH_SCALED, FINISH_QUOTIENT) \
+    KERNEL(divide_##KIND, T, A, LOAD, ADD, FINISH_QUOTIENT)                                  \
+    KERNEL(sum_##KIND, T, A, LOAD, ADD, FINISH)                                              \
+    KERNEL(scaled_##KIND, T, A, LOAD, ADD, FINISH_SCALED)                                    \
+    AVERAGE_KERNEL(KIND)                                                                     \
+    KERNEL(product_##KIND, T, A, LOAD, MULTIPLY_FLOAT, FINISH)                               \
+    KERNEL(min_##KIND, T, A, LOAD, LESSER_FLOAT, FINISH)                                     \
+    KERNEL(max_##KIND, T, A, LOAD, GREATER_FLOAT, FINISH)                                    \
     KERNEL(premul_##KIND, T, A, LOAD_SCALED, ADD, FINISH)
 FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, SCALED, QUOTIENT)
 FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, SCALED, QUOTIENT)
 
 /* Complex numbers add and scale like pairs of reals; only their product differs. */
-#define COMPLEX_PRODUCT(NAME, REAL)                                                               \
-    static void NAME(void *to, const void *const *from, int sources, size_t count,                \
-                     double factor) {                                                             \
-        (void)factor;                                                                             \
-        for (size_t i = 0; i < count; i++) {                                                      \
-            REAL re = ((const REAL *)from[0])[2 * i], im = ((const REAL *)from[0])[2 * i + 1];    \
-            for (int s = 1; s < sources; s++) {                                                   \
-                REAL c = ((const REAL *)from[s])[2 * i], d = ((const REAL *)from[s])[2 * i + 1];  \
-                REAL product = re * c - im * d;                                                   \
-                im = re * d + im * c;                                                             \
-                re = product;                                                                     \
-            }                                                                                     \
-            ((REAL *)to)[2 * i] = re;                                                             \
-            ((REAL *)to)[2 * i + 1] = im;                                                         \
-        }                                                                                         \
+#define COMPLEX_PRODUCT(NAME, REAL)                                                              \
+    static void NAME(void *to, const void *const *from, int sources, size_t count,               \
+                     double factor) {                                                            \
+        (void)factor;                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                     \
+            REAL re = ((const REAL *)from[0])[2 * i], im = ((const REAL *)from[0])[2 * i + 1];   \
+            for (int s = 1; s < sources; s++) {                                                  \
+                REAL c = ((const REAL *)from[s])[2 * i], d = ((const REAL *)from[s])[2 * i + 1]; \
+                REAL product = re * c - im * d;                                                  \
+                im = re * d + im * c;                                                            \
+                re = product;                                                                    \
+            }                                                                                    \
+            ((REAL *)to)[2 * i] = re;                                                            \
+            ((REAL *)to)[2 * i + 1] = im;                                                        \
+        }                                                                                        \
     }
 COMPLEX_PRODUCT(product_c64, float)
 COMPLEX_PRODUCT(product_c128, double)
 
-#define INTEGER_ROW(SIGN, B)                                                                      \
-    {[UN_SUM] = sum_u##B,  [UN_PRODUCT] = product_u##B, [UN_MIN] = min_##SIGN##B,                 \
-     [UN_MAX] = max_##SIGN##B, [UN_BAND] = band_u##B,   [UN_BOR] = bor_u##B,                      \
-     [UN_BXOR] = bxor_u##B, [UN_PREMUL_SUM] = premul_u##B,                                        \
-     [UN_TRUNCATED_AVG] = avg_##SIGN##B, [DIVISION] = divide_##SIGN##B}
-#define FLOAT_ROW(KIND, ...)                                                                      \
-    {[UN_SUM] = sum_##KIND, [UN_AVG] = avg_##KIND, [UN_PRODUCT] = product_##KIND,                 \
-     [UN_MIN] = min_##KIND, [UN_MAX] = max_##KIND, [UN_PREMUL_SUM] = premul_##KIND,               \
+#define INTEGER_ROW(SIGN, B)             \
+    {[UN_SUM] = sum_u##B,                \
+     [UN_PRODUCT] = product_u##B,        \
+     [UN_MIN] = min_##SIGN##B,           \
+     [UN_MAX] = max_##SIGN##B,           \
+     [UN_BAND] = band_u##B,              \
+     [UN_BOR] = bor_u##B,                \
+     [UN_BXOR] = bxor_u##B,              \
+     [UN_PREMUL_SUM] = premul_u##B,      \
+     [UN_TRUNCATED_AVG] = avg_##SIGN##B, \
+     [DIVISION] = divide_##SIGN##B}
+#define FLOAT_ROW(KIND, ...)                                                                       \
+    {[UN_SUM] = sum_##KIND,           [UN_AVG] = avg_##KIND,      [UN_PRODUCT] = product_##KIND,   \
+     [UN_MIN] = min_##KIND,           [UN_MAX] = max_##KIND,      [UN_PREMUL_SUM] = premul_##KIND, \
      [UN_TRUNCATED_AVG] = avg_##KIND, [DIVISION] = divide_##KIND, __VA_ARGS__}
-#define COMPLEX_ROW(KIND, PART)                                                                   \
-    {[UN_SUM] = sum_##PART, [UN_AVG] = avg_##PART, [UN_PRODUCT] = product_##KIND,                 \
-     [UN_PREMUL_SUM] = premul_##PART, [UN_TRUNCATED_AVG] = avg_##PART,                            \
-     [DIVISION] = divide_##PART}
+#define COMPLEX_ROW(KIND, PART)                                        \
+    {[UN_SUM] = sum_##PART,           [UN_AVG] = avg_##PART,           \
+     [UN_PRODUCT] = product_##KIND,   [UN_PREMUL_SUM] = premul_##PART, \
+     [UN_TRUNCATED_AVG] = avg_##PART, [DIVISION] = divide_##PART}
 
 const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_I8] = INTEGER_ROW(i, 8),
@@ -363,10 +368,16 @@ const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_U16] = INTEGER_ROW(u, 16),
     [KIND_U32] = INTEGER_ROW(u, 32),
     [KIND_U64] = INTEGER_ROW(u, 64),
-    [KIND_F16] = {[UN_SUM] = native_sum_f16, [UN_AVG] = native_avg_f16,
-                  [UN_PRODUCT] = native_product_f16, [UN_MIN] = min_f16, [UN_MAX] = max_f16,
-                  [UN_PREMUL_SUM] = premul_f16, [UN_TRUNCATED_AVG] = native_avg_f16,
-                  [DIVISION] = divide_f16, [WIDENING] = widen_f16, [NARROWING] = narrow_f16},
+    [KIND_F16] = {[UN_SUM] = native_sum_f16,
+                  [UN_AVG] = native_avg_f16,
+                  [UN_PRODUCT] = native_product_f16,
+                  [UN_MIN] = min_f16,
+                  [UN_MAX] = max_f16,
+                  [UN_PREMUL_SUM] = premul_f16,
+                  [UN_TRUNCATED_AVG] = native_avg_f16,
+                  [DIVISION] = divide_f16,
+                  [WIDENING] = widen_f16,
+                  [NARROWING] = narrow_f16},
     [KIND_BF16] = FLOAT_ROW(bf16, [WIDENING] = widen_bf16, [NARROWING] = narrow_bf16),
     [KIND_F32] = FLOAT_ROW(f32, [PACKING_INT8] = pack_int8s, [PACKING_FP8] = pack_fp8s,
                            [UNPACKING_INT8] = unpack_int8s, [UNPACKING_FP8] = unpack_fp8s),

@@ -44,8 +44,7 @@ int nameless_file(size_t bytes) {
         descriptor = open("/dev/shm", O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
     if (descriptor < 0) return -1;
     if (ftruncate(descriptor, (off_t)bytes) ||
-        (sealable &&
-         fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
+        (sealable && fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
         int error = errno;
         close(descriptor);
         errno = error;
@@ -166,8 +165,7 @@ static void lock_allocation(un_group *g, short kind) {
  * room, and the kernel would kill one of them. */
 bool allocate_if_room(un_group *g, int descriptor, size_t offset, size_t bytes) {
     lock_allocation(g, F_WRLCK);
-    bool taken =
-        (int64_t)bytes <= un_memory_room() && !allocate(descriptor, offset, bytes);
+    bool taken = (int64_t)bytes <= un_memory_room() && !allocate(descriptor, offset, bytes);
     lock_allocation(g, F_UNLCK);
     return taken;
 }

@@ -123,7 +123,8 @@ char *stream_direct(const un_stream *s, size_t offset, size_t bytes) {
 bool stream_is_new(const un_stream *s) {
     const char *middle = s->bytes ? stream_direct(s, s->bytes / 2, 1) : NULL;
     unsigned char resident = 1;
-    return middle && !mincore((void *)((uintptr_t)middle / PAGE_BYTES * PAGE_BYTES), 1, &resident) &&
+    return middle &&
+           !mincore((void *)((uintptr_t)middle / PAGE_BYTES * PAGE_BYTES), 1, &resident) &&
            !(resident & 1);
 }
 

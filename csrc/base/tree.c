@@ -22,7 +22,8 @@ bool depends_on_order(un_dtype dtype) {
 }
 
 tree_sum tree_sum_of(un_dtype dtype, un_reduction reduction, double factor, uint32_t total) {
-    bool widens = is_half(dtype), averages = un_averages(reduction), scales = reduction == UN_PREMUL_SUM;
+    bool widens = is_half(dtype), averages = un_averages(reduction),
+         scales = reduction == UN_PREMUL_SUM;
     un_dtype wide = widens ? un_dtype_of(UN_FLOAT, 32, 1) : dtype;
     tree_sum t = {.pair = find_reducer(wide, averages || scales ? UN_SUM : reduction),
                   .item_bytes = (dtype >> 8 & 0xff) / 8,
@@ -40,7 +41,8 @@ tree_sum tree_sum_of(un_dtype dtype, un_reduction reduction, double factor, uint
 
 /* A node whose second half has no contributions is also the node above it. */
 static tree_node grow(tree_node n, uint32_t total) {
-    while (n.span < total && n.first + n.span >= total && !(n.first & (2 * n.span - 1))) n.span *= 2;
+    while (n.span < total && n.first + n.span >= total && !(n.first & (2 * n.span - 1)))
+        n.span *= 2;
     return n;
 }
 
@@ -52,7 +54,8 @@ static tree_node join(tree_node a, uint32_t total) {
     return grow((tree_node){a.first, 2 * a.span}, total);
 }
 
-size_t merge_nodes(const tree_node *nodes, size_t count, uint32_t total, tree_node *merged, size_t *end) {
+size_t merge_nodes(const tree_node *nodes, size_t count, uint32_t total, tree_node *merged,
+                   size_t *end) {
     size_t depth = 0;
     for (size_t i = 0; i < count; i++) {
         merged[depth++] = grow(nodes[i], total);
@@ -68,7 +71,8 @@ typedef struct partial { /* a node that waits for its second half */
     const char *data;
 } partial;
 
-static const char *begin_contribution(const tree_sum *t, char *room, const char *data, size_t items) {
+static const char *begin_contribution(const tree_sum *t, char *room, const char *data,
+                                      size_t items) {
     size_t units = items * t->wide_bytes / t->pair.unit;
     const void *source = data;
     if (t->widen) t->widen(room, &source, 1, items, 1), source = room;

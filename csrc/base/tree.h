@@ -15,7 +15,7 @@ typedef struct tree_node {
 /* The arithmetic of a call: contributions are widened and scaled when they begin, and the result is
  * divided and rounded when it ends. */
 typedef struct tree_sum {
-    reducer pair; /* of two partial results */
+    reducer pair;                            /* of two partial results */
     kernel *widen, *scale, *divide, *narrow; /* NULL: nothing to do */
     size_t item_bytes, wide_bytes;           /* of an element, and of one of a partial result */
     double factor, divisor;
@@ -38,7 +38,8 @@ tree_sum tree_sum_of(un_dtype dtype, un_reduction reduction, double factor, uint
 
 /* Merge nodes, which are sorted: returns how many `merged` there are, of which number i is made of
  * those from end[i - 1] to end[i]. */
-size_t merge_nodes(const tree_node *nodes, size_t count, uint32_t total, tree_node *merged, size_t *end);
+size_t merge_nodes(const tree_node *nodes, size_t count, uint32_t total, tree_node *merged,
+                   size_t *end);
 
 /* Reduce what merges to one node; NULL: contributions 0, 1, 2 ..., all of them. The output may be
  * one of the inputs. */

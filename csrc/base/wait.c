@@ -155,7 +155,8 @@ static void sleep_for(un_group *g, int peer, const flag_t *flag, uint64_t target
     atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 }
 
-static un_status await_long(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
+static un_status await_long(un_group *g, int peer, const flag_t *flag, uint64_t target,
+                            patience *p) {
     for (int glances = g->crowded || p->blocked ? 0 : GLANCES; glances; glances--) {
         if (reached(flag, target)) return UN_OK;
         relax_cpu();

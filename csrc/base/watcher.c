@@ -23,7 +23,7 @@
 typedef struct peer {
     uint64_t identity;
     int pidfd;
-    int pid; /* 0: not asked for yet; -1: none */
+    int pid;        /* 0: not asked for yet; -1: none */
     unsigned users; /* memberships in groups */
     bool dead;
     int64_t ending; /* see un_failure.detail */

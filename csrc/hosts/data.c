@@ -43,7 +43,8 @@ static bool fill_wanted(hosts *hs, const struct wanted *w, const void *data, siz
     return false;
 }
 
-bool receive_data(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
+bool receive_data(hosts *hs, const wire *head, const void *data, size_t bytes,
+                  remote_data *remote) {
     for (struct wanted **link = &hs->wanted; *link; link = &(*link)->next) {
         struct wanted *w = *link;
         if (w->from != head->from || w->number != head->number) continue;

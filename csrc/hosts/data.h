@@ -13,7 +13,7 @@ typedef struct lane_call {
     execution *x;
     un_group *g;
     hosts *hosts;
-    un_call inner; /* what its calls inside the host have in common */
+    un_call inner;    /* what its calls inside the host have in common */
     const row *given; /* the input, one row or one for each rank */
 } lane_call;
 

@@ -177,7 +177,8 @@ static void mirror_waiting(un_group *g, const wire *head, const char *data, size
 /* Its last descriptors may come later, by other hosts. */
 static void receive_closed(hosts *hs, const wire *head, const void *data, size_t bytes) {
     un_group *g = hs->group;
-    if (bytes == (size_t)g->ranks * sizeof(uint64_t)) memcpy(traffic_of(g, head->from), data, bytes);
+    if (bytes == (size_t)g->ranks * sizeof(uint64_t))
+        memcpy(traffic_of(g, head->from), data, bytes);
     hs->of[head->from].last_call = head->number + 1;
     mirror_closed(hs, head->from);
 }
@@ -188,12 +189,13 @@ static void receive_ask(hosts *hs, const wire *head) {
 }
 
 /* Whether `remote` was kept. */
-static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
+static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes,
+                    remote_data *remote) {
     un_group *g = hs->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
     if (head->proof != hs->of[head->from].proof) return false; /* a stranger's */
-    bool is_message =
-        head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY || head->kind == WIRE_EXPECT;
+    bool is_message = head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY ||
+                      head->kind == WIRE_EXPECT;
     if ((is_message || head->kind == WIRE_DATA) && status_from_abort(g)) return false;
     if (head->kind == WIRE_DATA) return receive_data(hs, head, data, bytes, remote);
     if (is_message) return receive_message(hs, head, data, bytes, remote);

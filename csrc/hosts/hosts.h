@@ -29,13 +29,13 @@ enum wire_kind {
     WIRE_POSTS,     /* descriptors; number: the call; the rest is the first one, see posts.c */
     WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
     WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
-    WIRE_CLOSED,    /* number: of its last call; then messages and replies sent to each rank before */
-    WIRE_ASK,     /* where are you? number: in which call of ours */
-    WIRE_WAITING, /* words: as in the control block; then messages sent to, received from each rank */
-    WIRE_ENTRY,   /* a message; extra: its dtype; number: of the channel; words: handle, tag, bytes */
-    WIRE_REPLY,   /* number: the handle */
-    WIRE_EXPECT,  /* a receive; extra: its dtype; number: its tag; words: 0, entries read before, bytes */
-    WIRE_DATA,    /* of a large call; number: of the call and of the transfer within it */
+    WIRE_CLOSED,    /* number: of its last call; then messages and replies sent to each rank */
+    WIRE_ASK,       /* where are you? number: in which call of ours */
+    WIRE_WAITING,   /* words: as in the control block; then messages to and from each rank */
+    WIRE_ENTRY,     /* a message; extra: dtype; number: of the channel; words: handle, tag, bytes */
+    WIRE_REPLY,     /* number: the handle */
+    WIRE_EXPECT,    /* a receive; extra: dtype; number: tag; words: 0, entries read before, bytes */
+    WIRE_DATA,      /* of a large call; number: of the call and of the transfer within it */
 };
 
 typedef struct parcel { /* what has arrived, until it is taken */
@@ -56,12 +56,12 @@ typedef struct host { /* ranks[0 .. count) in their order */
 } host;
 
 typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
-    int host, index; /* where it is, and its place there */
-    char *address;   /* of its UCX worker; NULL on our host */
+    int host, index;           /* where it is, and its place there */
+    char *address;             /* of its UCX worker; NULL on our host */
     size_t address_bytes;
     uint64_t own_proof, proof; /* what we send to it carries, and what it sends to us */
-    un_link *link; /* NULL: not needed yet; with the network's lock */
-    uint32_t posted[2]; /* what follows its latest descriptors, see posts.c; with the network's lock */
+    un_link *link;             /* NULL: not needed yet; with the network's lock */
+    uint32_t posted[2]; /* after its latest descriptors, see posts.c; with the network's lock */
     uint64_t last_call; /* it has left the group after that one, plus 1; with the network's lock */
     uint64_t entries_sent, entries_read; /* of messages, with their lock */
     parcel_queue ahead;                  /* entries that arrived out of order */
@@ -91,7 +91,7 @@ typedef struct hosts { /* of a group */
     bool is_left;            /* some rank has left the group */
     parcel_queue early;      /* data that arrived before it was wanted */
     struct wanted *wanted;   /* data that has not arrived yet */
-    parcel_queue inbox;      /* messages and replies, for the thread with the lock of the messages */
+    parcel_queue inbox;      /* for the thread with the lock of the messages */
     _Atomic uint32_t unread; /* parcels in it */
 
     /* with the lock of the messages */
@@ -125,9 +125,9 @@ void release_messages(un_group *g); /* with their lock */
 
 /* order.c */
 typedef struct host_arithmetic {
-    un_dtype dtype;              /* of sums between hosts */
+    un_dtype dtype;                /* of sums between hosts */
     size_t item_bytes, wide_bytes; /* of an element, and of an element of such a sum */
-    un_reduction inside;         /* how ranks of a host are combined, then hosts */
+    un_reduction inside;           /* how ranks of a host are combined, then hosts */
     reducer first, second;
     double factor, divisor;
     kernel *widen, *narrow; /* NULL: sums have the type of the tensors */
@@ -146,14 +146,14 @@ typedef struct host_sum {
 typedef struct host_tree {
     tree_sum arithmetic;
     uint32_t total;
-    size_t own, here;       /* nodes of this rank, and of all ranks of our host, */
-    size_t *of_rank;        /* each of them, by index */
-    tree_node *nodes;       /* those of our host, */
-    size_t *end;            /* and which of them make each of its sums */
-    size_t *count, *begin;  /* sums of each host, and of those before it */
-    size_t all;             /* sums, */
-    host_sum *sum;          /* in the order of their contributions */
-    tree_node *sorted;      /* scratch */
+    size_t own, here;      /* nodes of this rank, and of all ranks of our host, */
+    size_t *of_rank;       /* each of them, by index */
+    tree_node *nodes;      /* those of our host, */
+    size_t *end;           /* and which of them make each of its sums */
+    size_t *count, *begin; /* sums of each host, and of those before it */
+    size_t all;            /* sums, */
+    host_sum *sum;         /* in the order of their contributions */
+    tree_node *sorted;     /* scratch */
     const void **from;
 } host_tree;
 host_tree *make_host_tree(execution *x); /* NULL: no memory */
@@ -168,7 +168,8 @@ void mirror_closed(hosts *hs, int rank);
 void plan_posts(hosts *hs);
 
 /* messages.c: with the lock of the messages, but for receive_message */
-bool receive_message(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote);
+bool receive_message(hosts *hs, const wire *head, const void *data, size_t bytes,
+                     remote_data *remote);
 void reach_messages(reach *r); /* fill in its functions for messages */
 void forget_parcels(un_group *g);
 

@@ -16,12 +16,12 @@
 #include "base/stream.h"
 
 enum {
-    LANE_BYTES = 512 * 1024,  /* of a chunk, for each lane */
-    ROW_BYTES = 256 * 1024,   /* of each rank's row in a chunk */
-    CHAIN_BYTES = 512 * 1024, /* of a broadcast, forwarded by a host at once */
+    LANE_BYTES = 512 * 1024,      /* of a chunk, for each lane */
+    ROW_BYTES = 256 * 1024,       /* of each rank's row in a chunk */
+    CHAIN_BYTES = 512 * 1024,     /* of a broadcast, forwarded by a host at once */
     DEPTH = 5,                    /* chunks in flight, */
     AHEAD = DEPTH - 1,            /* before the first of them is needed */
-    GRACE_NS = 500 * 1000 * 1000, /* for our host: the rank that waits for another host knows more */
+    GRACE_NS = 500 * 1000 * 1000, /* for our host: who waits for another host knows more */
 };
 
 /* -- inside a host --------------------------------------------------------------------------------- */
@@ -91,7 +91,8 @@ static void slice_rows(const row *rows, int count, size_t offset, size_t bytes, 
 
 static size_t longest_of(const row *rows, int count) {
     size_t longest = 0;
-    for (int rank = 0; rank < count; rank++) longest = rows[rank].bytes > longest ? rows[rank].bytes : longest;
+    for (int rank = 0; rank < count; rank++)
+        longest = rows[rank].bytes > longest ? rows[rank].bytes : longest;
     return longest;
 }
 
@@ -158,13 +159,13 @@ static un_status gather_rows(lane_call *l, const row *rows) {
 typedef struct lane_sum {
     lane_call *l;
     host_arithmetic a;
-    host_tree *tree;            /* of a reproducible sum; NULL: hosts have one sum each */
-    char *wide, *sums, *theirs; /* of DEPTH chunks each, except `wide` */
-    char *taken;                /* of a reproducible sum: from the ranks of our host */
-    un_wire wire;               /* of an all_reduce: how sums and results cross; then of DEPTH chunks, */
-    char *sent, *results;       /* packed: the sums that we send; the result of each rank */
-    float *unpacked;            /* a row from each host */
-    const char *in, *out;       /* the tensors whose rows are reduced */
+    host_tree *tree;              /* of a reproducible sum; NULL: hosts have one sum each */
+    char *wide, *sums, *theirs;   /* of DEPTH chunks each, except `wide` */
+    char *taken;                  /* of a reproducible sum: from the ranks of our host */
+    un_wire wire;                 /* of an all_reduce: how sums cross; then of DEPTH chunks, */
+    char *sent, *results;         /* packed: the sums that we send; the result of each rank */
+    float *unpacked;              /* a row from each host */
+    const char *in, *out;         /* the tensors whose rows are reduced */
     size_t packed_row, sent_rows; /* bytes of one; how many we send of a chunk */
     size_t sum_bytes, row_bytes;
     batch scattered[DEPTH], gathered[DEPTH];
@@ -174,7 +175,9 @@ static size_t wide_bytes_of(const lane_sum *r, size_t bytes) {
     return bytes / r->a.item_bytes * r->a.wide_bytes;
 }
 
-static char *sums_of(const lane_sum *r, size_t chunk) { return r->sums + chunk % DEPTH * r->sum_bytes; }
+static char *sums_of(const lane_sum *r, size_t chunk) {
+    return r->sums + chunk % DEPTH * r->sum_bytes;
+}
 
 static size_t sums_by(const lane_sum *r, int host) { return r->tree ? r->tree->count[host] : 1; }
 static size_t sums_before(const lane_sum *r, int host) {
@@ -221,10 +224,12 @@ static size_t begin_nodes(lane_sum *r, int rank, row given, char *to) {
     un_stream part = stream_of(whole, 1, &view);
     for (size_t node = 0; items && node < r->tree->own; node++, to += bytes)
         if (x->several)
-            reduce_contributions(x->several, &part, node, (size_t)(given.data - whole->data) / r->a.item_bytes,
-                                 items, to, BEGINS);
+            reduce_contributions(x->several, &part, node,
+                                 (size_t)(given.data - whole->data) / r->a.item_bytes, items, to,
+                                 BEGINS);
         else
-            reduce_nodes(&r->tree->arithmetic, NULL, 1, 1, to, (const void *[]){given.data}, items, BEGINS);
+            reduce_nodes(&r->tree->arithmetic, NULL, 1, 1, to, (const void *[]){given.data}, items,
+                         BEGINS);
     return r->tree->own * bytes;
 }
 
@@ -244,7 +249,8 @@ static un_status begin_tree(lane_sum *r, size_t chunk, const row *rows) {
     for (int index = 0; index < here->count; index++) {
         size_t count = rows_heard_by(hs, index, rows, ranks, heard);
         row all = {at, 0};
-        for (size_t i = 0; i < count; i++) all.bytes += begin_nodes(r, ranks[i], heard[i], at + all.bytes);
+        for (size_t i = 0; i < count; i++)
+            all.bytes += begin_nodes(r, ranks[i], heard[i], at + all.bytes);
         at += all.bytes;
         input[index] = stream_of(&all, 1, &in_views[index]);
         if (index == hs->index) rows_bytes = all.bytes / tree->own;
@@ -257,8 +263,7 @@ static un_status begin_tree(lane_sum *r, size_t chunk, const row *rows) {
     batch *b = &r->scattered[chunk % DEPTH];
     size_t own = wide_bytes_of(r, rows[l->g->rank].bytes);
     for (int h = 0; h < hs->count; h++)
-        if (h != hs->mine)
-            want(l, b, mate_on(hs, h), theirs_of(r, chunk, h), own * sums_by(r, h));
+        if (h != hs->mine) want(l, b, mate_on(hs, h), theirs_of(r, chunk, h), own * sums_by(r, h));
     un_status status = run_inside(l, UN_ALL_TO_ALL, 0, input, output);
     size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard), sums = sums_by(r, hs->mine);
     char *to = sums_of(r, chunk);
@@ -268,8 +273,8 @@ static un_status begin_tree(lane_sum *r, size_t chunk, const row *rows) {
             for (size_t node = 0; node < tree->of_rank[index]; node++, taken[index] += bytes)
                 tree->from[used++] = taken[index];
         for (size_t sum = 0, begin = 0; sum < sums; begin = tree->end[sum++])
-            reduce_nodes(&tree->arithmetic, tree->nodes + begin, tree->end[sum] - begin, tree->total,
-                         to + sum * bytes, tree->from + begin, items, 0);
+            reduce_nodes(&tree->arithmetic, tree->nodes + begin, tree->end[sum] - begin,
+                         tree->total, to + sum * bytes, tree->from + begin, items, 0);
         if (i) give(l, b, ranks[i], to, sums * bytes);
         to += sums * bytes;
     }
@@ -291,7 +296,8 @@ static void find_packed(const lane_sum *r, size_t chunk, const row *rows, row *p
 }
 
 /* Pack `items` of a tensor from `first` on, and leave what that has lost. */
-static void pack_row(lane_sum *r, char *to, const char *data, size_t first, size_t items, float times) {
+static void pack_row(lane_sum *r, char *to, const char *data, size_t first, size_t items,
+                     float times) {
     float *residual = r->l->x->call->residual;
     const float *given = (const float *)(const void *)data;
     pack_floats(r->wire, to, given, items);
@@ -368,7 +374,8 @@ static un_status finish_scatter(lane_sum *r, size_t chunk, row to, char *packed)
         size_t items = to.bytes / r->a.item_bytes, bytes = items * r->a.wide_bytes;
         for (size_t i = 0; i < r->tree->all; i++) {
             host_sum s = r->tree->sum[i];
-            r->tree->from[i] = (s.host == hs->mine ? own : theirs_of(r, chunk, s.host)) + s.place * bytes;
+            r->tree->from[i] = (s.host == hs->mine ? own : theirs_of(r, chunk, s.host)) +
+                               s.place * bytes;
             r->tree->sorted[i] = s.node;
         }
         reduce_nodes(&r->tree->arithmetic, r->tree->sorted, r->tree->all, r->tree->total, to.data,
@@ -387,7 +394,8 @@ static un_status finish_scatter(lane_sum *r, size_t chunk, row to, char *packed)
     r->a.second.run(r->a.narrow || r->wire ? own : to.data, by_host, hs->count,
                     wide_bytes_of(r, to.bytes) / r->a.second.unit, r->a.divisor);
     if (r->wire) /* a contribution counts for less in an average */
-        pack_row(r, packed, own, (size_t)(to.data - r->out) / r->a.item_bytes, items, (float)r->a.divisor);
+        pack_row(r, packed, own, (size_t)(to.data - r->out) / r->a.item_bytes, items,
+                 (float)r->a.divisor);
     else if (r->a.narrow)
         convert(r->a.narrow, to.data, own, items);
     return UN_OK;
@@ -417,7 +425,8 @@ static un_status scatter_sums(lane_call *l, const row *given, row to) {
         slice_rows(rows, ranks, time * step, step, slices);
         if (time < chunks) status = begin_scatter(&r, time, slices);
         if (!status && time >= AHEAD)
-            status = finish_scatter(&r, time - AHEAD, slice_of(to, (time - AHEAD) * step, step), NULL);
+            status = finish_scatter(&r, time - AHEAD, slice_of(to, (time - AHEAD) * step, step),
+                                    NULL);
     }
     return end_sum(&r, status);
 }
@@ -426,12 +435,13 @@ typedef struct shares { /* which rank combines what of a tensor */
     const hosts *hosts;
     size_t items, item_bytes, chunk_items;
     int lanes, owners; /* how many ranks of a host have a share; of how many hosts */
-    int root;         /* -1: all hosts; else only its host */
+    int root;          /* -1: all hosts; else only its host */
 } shares;
 
 static shares shares_of(const lane_call *l, size_t items, size_t item_bytes, int root) {
     const hosts *hs = l->hosts;
-    shares p = {.hosts = hs, .items = items, .item_bytes = item_bytes, .owners = hs->count, .root = root};
+    shares p = {
+        .hosts = hs, .items = items, .item_bytes = item_bytes, .owners = hs->count, .root = root};
     p.lanes = hs->host[root < 0 ? 0 : hs->of[root].host].count;
     for (int h = 0; root < 0 && h < hs->count; h++)
         p.lanes = hs->host[h].count < p.lanes ? hs->host[h].count : p.lanes;
@@ -450,7 +460,8 @@ static void share_rows(const shares *p, size_t chunk, const char *tensor, row *r
             size_t share = (size_t)i * (size_t)p->owners + (size_t)(p->root < 0 ? h : 0);
             size_t first = has_one ? part_begin(items, count, share) : 0;
             size_t last = has_one ? part_begin(items, count, share + 1) : 0;
-            char *data = tensor ? (char *)(uintptr_t)tensor + (begin + first) * p->item_bytes : NULL;
+            char *data = tensor ? (char *)(uintptr_t)tensor + (begin + first) * p->item_bytes
+                                : NULL;
             rows[p->hosts->host[h].ranks[i]] = (row){data, (last - first) * p->item_bytes};
         }
 }
@@ -464,7 +475,8 @@ static un_status give_to_root(lane_call *l, const shares *p, row mine, const row
     input = stream_of(&mine, 1, &view);
     for (int i = 0; i < hs->host[hs->mine].count; i++)
         output[i] = stream_of(&rows[hs->host[hs->mine].ranks[i]], 1, &views[i]);
-    return run_inside(l, UN_GATHER, hs->of[p->root].index, &input, p->root == l->g->rank ? output : NULL);
+    return run_inside(l, UN_GATHER, hs->of[p->root].index, &input,
+                      p->root == l->g->rank ? output : NULL);
 }
 
 static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t bytes, int root) {
@@ -545,10 +557,12 @@ static un_status run_chain(lane_call *l, row whole, int root) {
         row now = slice_of(whole, (time ? time - 1 : 0) * CHAIN_BYTES, time ? CHAIN_BYTES : 0);
         if (mine && time) status = land(l, &come);
         if (mine && at && time < chunks)
-            want(l, &come, hs->host[before].ranks[entry % hs->host[before].count], next.data, next.bytes);
+            want(l, &come, hs->host[before].ranks[entry % hs->host[before].count], next.data,
+                 next.bytes);
         if (status || !time) continue;
         if (mine && at + 1 < hs->count)
-            give(l, &gone, hs->host[after].ranks[entry % hs->host[after].count], now.data, now.bytes);
+            give(l, &gone, hs->host[after].ranks[entry % hs->host[after].count], now.data,
+                 now.bytes);
         un_view view;
         un_stream stream = stream_of(&now, 1, &view);
         status = run_inside(l, UN_BROADCAST, entry % hs->host[hs->mine].count, &stream, &stream);
@@ -606,7 +620,8 @@ static bool flatten_sides(lane_call *l, sides *t) {
 static void write_back(const lane_call *l, const sides *t, un_status status) {
     for (size_t i = 0; !status && i < t->outputs; i++) {
         const un_stream *to = &l->x->call->output[i];
-        if (t->copies[t->inputs + i]) stream_write(to, 0, t->copies[t->inputs + i], to->bytes, false);
+        if (t->copies[t->inputs + i])
+            stream_write(to, 0, t->copies[t->inputs + i], to->bytes, false);
     }
 }
 
@@ -635,8 +650,7 @@ static un_status move_sides(lane_call *l, sides *t) {
         return reduce_in_lanes(l, in->data, t->outputs ? out->data : NULL, call->output->bytes,
                                call->operation == UN_REDUCE ? call->root : -1);
     case UN_BROADCAST: return run_chain(l, *t->rows, call->root);
-    case UN_REDUCE_SCATTER:
-        return scatter_sums(l, in, *out);
+    case UN_REDUCE_SCATTER: return scatter_sums(l, in, *out);
     case UN_GATHER:
         gives[call->root] = *in;
         memcpy(takes, out, t->outputs * sizeof *out);
@@ -651,7 +665,8 @@ static un_status move_sides(lane_call *l, sides *t) {
         memcpy(takes, out, t->outputs * sizeof *out);
         break;
     default: /* all_gather */
-        if (in->bytes && in->data != out[g->rank].data) memmove(out[g->rank].data, in->data, in->bytes);
+        if (in->bytes && in->data != out[g->rank].data)
+            memmove(out[g->rank].data, in->data, in->bytes);
         return gather_rows(l, out);
     }
     return move_pairs(l, gives, takes);
@@ -660,7 +675,8 @@ static un_status move_sides(lane_call *l, sides *t) {
 un_status run_lanes(execution *x) {
     un_group *g = x->g;
     lane_call l = {.x = x, .g = g, .hosts = hosts_of(g)};
-    for (int rank = 0; rank < g->ranks; rank++) l.hosts->of[rank].given = l.hosts->of[rank].taken = 0;
+    for (int rank = 0; rank < g->ranks; rank++)
+        l.hosts->of[rank].given = l.hosts->of[rank].taken = 0;
     prepare_to_block(&x->patience);
     if (!x->patience.deadline_ns)
         x->patience.deadline_ns = clock_ns() + x->patience.call->timeout_ns;

@@ -28,7 +28,8 @@ typedef struct moving { /* the data of a message in transit */
 
 /* -- arriving: with the network's lock ----------------------------------------------------------- */
 
-bool receive_message(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
+bool receive_message(hosts *hs, const wire *head, const void *data, size_t bytes,
+                     remote_data *remote) {
     parcel *p = keep_parcel(head, data, bytes, remote);
     if (!p) return false;
     push_parcel(&hs->inbox, p);

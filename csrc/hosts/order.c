@@ -18,9 +18,9 @@ host_arithmetic arithmetic_of(const un_group *g, const un_call *call) {
                          .inside = averages ? UN_SUM : call->reduction,
                          .factor = call->factor,
                          .divisor = averages ? g->ranks : 1};
-    un_reduction between = averages                            ? (un_reduction)DIVISION
+    un_reduction between = averages                           ? (un_reduction)DIVISION
                            : call->reduction == UN_PREMUL_SUM ? UN_SUM
-                                                               : call->reduction;
+                                                              : call->reduction;
     a.wide_bytes = widens ? sizeof(float) : a.item_bytes;
     a.first = find_reducer(a.dtype, a.inside);
     a.second = find_reducer(a.dtype, between);
@@ -31,9 +31,7 @@ host_arithmetic arithmetic_of(const un_group *g, const un_call *call) {
     return a;
 }
 
-void convert(kernel *how, void *to, const void *from, size_t items) {
-    how(to, &from, 1, items, 1);
-}
+void convert(kernel *how, void *to, const void *from, size_t items) { how(to, &from, 1, items, 1); }
 
 /* The contributions lie at `sources`, by rank. */
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes) {
@@ -71,7 +69,8 @@ static int by_contributions(const void *a, const void *b) {
     return one < other ? -1 : one > other;
 }
 
-static void find_sums(host_tree *t, const hosts *hs, const tree_table *table, tree_node *merged, size_t *others) {
+static void find_sums(host_tree *t, const hosts *hs, const tree_table *table, tree_node *merged,
+                      size_t *others) {
     for (int h = 0; h < hs->count; h++) {
         size_t nodes = 0;
         for (int i = 0; i < hs->host[h].count; i++) {
@@ -113,8 +112,8 @@ host_tree *make_host_tree(execution *x) {
     t->arithmetic = tree_sum_of(x->call->dtype, x->call->reduction, x->call->factor, t->total);
     tree_node *merged = calloc(nodes, sizeof *merged);
     size_t *others = calloc(nodes, sizeof *others);
-    bool made = merged && others && t->of_rank && t->nodes && t->end && t->count && t->begin && t->sum &&
-                t->sorted && t->from;
+    bool made = merged && others && t->of_rank && t->nodes && t->end && t->count && t->begin &&
+                t->sum && t->sorted && t->from;
     if (made) find_sums(t, hs, table, merged, others);
     free(merged);
     free(others);

@@ -30,7 +30,7 @@ enum {
 _Static_assert(EAGER_MOST < 1 << (RANK_SHIFT - FLAG_BITS) && UN_MAX_RANKS <= 1 << (32 - RANK_SHIFT),
                "a rank, the bytes and the flags fit into a word");
 
-typedef struct post { /* in a message; the first one is in its header */
+typedef struct post {      /* in a message; the first one is in its header */
     uint32_t what, unused; /* rank, bytes and flags */
     uint64_t words[3];     /* signature, bytes, hash */
 } post;
@@ -51,7 +51,9 @@ void plan_posts(hosts *hs) {
     for (int lane = 0; lane < hs->most; lane++) hs->step[lane] = hs->steps;
 }
 
-static int distance(const hosts *hs, int from, int to) { return (to - from + hs->count) % hs->count; }
+static int distance(const hosts *hs, int from, int to) {
+    return (to - from + hs->count) % hs->count;
+}
 
 /* Whether what goes from a host to another one passes a third. */
 static bool is_on_way(const hosts *hs, int from, int at, int to) {
@@ -93,7 +95,8 @@ static void begin_letter(letter *l, hosts *hs, int reader) {
 }
 
 static void send_letter(letter *l) {
-    if (l->head.kind) send_copy_of(link_of(l->hosts->group, l->reader), &l->head, l->data, l->bytes);
+    if (l->head.kind)
+        send_copy_of(link_of(l->hosts->group, l->reader), &l->head, l->data, l->bytes);
     l->head.kind = 0;
 }
 
@@ -200,7 +203,8 @@ void post_descriptor(execution *x) {
     lock_network();
     hs->of[g->rank].posted[x->number & 1] = follows;
     hs->posted = x->number;
-    for (int lane = hs->index; lane < hs->most; lane += hs->host[hs->mine].count) hs->step[lane] = 0;
+    for (int lane = hs->index; lane < hs->most; lane += hs->host[hs->mine].count)
+        hs->step[lane] = 0;
     do_steps(hs);
     notice_leavers(hs);
     unlock_network();
@@ -215,7 +219,9 @@ static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) 
         wake(flag, OF_RANKS, INT_MAX);
 }
 
-static size_t bytes_after(const post *p) { return (p->what & ((1 << RANK_SHIFT) - 1)) >> FLAG_BITS; }
+static size_t bytes_after(const post *p) {
+    return (p->what & ((1 << RANK_SHIFT) - 1)) >> FLAG_BITS;
+}
 
 static void mirror_post(hosts *hs, uint64_t call, const post *p, char *data) {
     un_group *g = hs->group;

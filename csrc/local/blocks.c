@@ -15,7 +15,7 @@
 #include "base/segment.h"
 #include "base/wait.h"
 
-typedef struct block_header { /* the first page of a block */
+typedef struct block_header {  /* the first page of a block */
     _Atomic uint32_t released; /* ranks that have released it */
 } block_header;
 

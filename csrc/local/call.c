@@ -132,8 +132,7 @@ un_status finish_step(execution *x, bool waits) {
     publish(g, &control_of(g, g->rank)->progress, step);
     for (int peer = 0; waits && peer < g->ranks; peer++) {
         if (peer == g->rank) continue;
-        un_status status =
-            await_flag(g, peer, &control_of(g, peer)->progress, step, &x->patience);
+        un_status status = await_flag(g, peer, &control_of(g, peer)->progress, step, &x->patience);
         if (status) return status;
     }
     return UN_OK;
@@ -317,7 +316,8 @@ bool need_not_wait(const un_group *g) {
     if (g->poll) g->poll();
     uint64_t number = g->worker.begun->number;
     for (int rank = 0; rank < g->ranks; rank++)
-        if (atomic_load_explicit(&descriptor_of(g, rank, number)->call, memory_order_acquire) < number)
+        if (atomic_load_explicit(&descriptor_of(g, rank, number)->call, memory_order_acquire) <
+            number)
             return false;
     return !g->worker.begun->may_be_direct || readable_givers(g->worker.begun) == NONE;
 }

@@ -21,26 +21,26 @@ struct execution {
     uint64_t bytes; /* of the tensor, or of the wide side; 0 where each pair has its own size */
     uint64_t hash;  /* of whatever else must be equal */
     size_t descriptor_bytes; /* how much of a peer's descriptor to prefetch */
-    size_t payload_bytes; /* in our own, for other hosts */
-    bool takes_lanes; /* over hosts, and more than fits into a descriptor */
+    size_t payload_bytes;    /* in our own, for other hosts */
+    bool takes_lanes;        /* over hosts, and more than fits into a descriptor */
     bool needs_slice;
-    bool large;     /* the output is too big to stay in the cache */
-    bool has_copiers; /* other threads take part */
+    bool large;            /* the output is too big to stay in the cache */
+    bool has_copiers;      /* other threads take part */
     bool fills_new_memory; /* pages must be allocated first */
     size_t steps;
-    size_t piece;   /* bytes of each part that one step moves */
-    size_t pitch;   /* bytes from one part to the next within a slot */
+    size_t piece; /* bytes of each part that one step moves */
+    size_t pitch; /* bytes from one part to the next within a slot */
     reducer reducer;
-    bool takes_tree; /* contributions are combined in the order of tree.c */
+    bool takes_tree;              /* contributions are combined in the order of tree.c */
     struct contributing *several; /* of ranks, see contributions.c; NULL: one of each */
-    stage *bring;   /* our piece into our slot */
-    stage *combine; /* our share of all slots into our slot; NULL: no such stage */
-    stage *take;    /* all slots into our output */
+    stage *bring;                 /* our piece into our slot */
+    stage *combine;               /* our share of all slots into our slot; NULL: no such stage */
+    stage *take;                  /* all slots into our output */
     bool (*pairs_agree)(execution *x); /* for parts of different sizes; may be NULL */
     void (*learn)(execution *x);       /* what only the meeting shows; may be NULL */
-    size_t slices; /* of a compiled schedule: how many times it runs, see schedules.c */
+    size_t slices;      /* of a compiled schedule: how many times it runs, see schedules.c */
     bool may_be_direct; /* large enough; equal on all ranks if all contribute alike */
-    uint32_t marks; /* whether peers can read our input in place, see direct.c */
+    uint32_t marks;     /* whether peers can read our input in place, see direct.c */
 };
 
 /* Marks in a posted signature, in the bits of a refusal: peers can read this rank's input in
@@ -83,7 +83,8 @@ void reduce_contributions(contributing *c, const un_stream *part, size_t node, s
                           size_t items, char *to, int stages);
 
 /* Combine one contribution from each rank, in rank order or as a tree. */
-static inline void combine_sources(const execution *x, void *to, const void **sources, size_t bytes) {
+static inline void combine_sources(const execution *x, void *to, const void **sources,
+                                   size_t bytes) {
     if (!x->takes_tree) {
         x->reducer.run(to, sources, x->g->ranks, bytes / x->reducer.unit, x->call->factor);
         return;

@@ -39,7 +39,7 @@ bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_
 /* Publish how many slots we have read so far. A peer that found no room may be asleep if there
  * were many, or if we left some; otherwise it need not be woken. */
 void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
-                 bool left_some) {
+                   bool left_some) {
     if (now - before < ENTRIES / 2 && !left_some) {
         atomic_store_explicit(word, now, memory_order_release);
         return;
@@ -212,8 +212,8 @@ uint64_t un_group_unmatched(un_group *g, int source, int64_t *tag) {
     if (group_is_inherited(g)) return 0;
     pthread_mutex_lock(&g->messages.lock);
     const un_match *oldest = oldest_from(&g->messages.unmatched, source);
-    uint64_t count =
-        source < 0 ? g->messages.unmatched.count : g->messages.traffic[source].unmatched;
+    uint64_t count = source < 0 ? g->messages.unmatched.count
+                                : g->messages.traffic[source].unmatched;
     if (oldest) *tag = oldest->tag;
     pthread_mutex_unlock(&g->messages.lock);
     return count;

@@ -100,7 +100,8 @@ static void bring_part(execution *x, const un_stream *from, size_t part, size_t 
 
 static void take_part(execution *x, const un_stream *to, int source, size_t part, size_t step) {
     span s = span_of(x, source, to->bytes, step);
-    if (s.bytes) write_bytes(x, to, s.offset, part_address(x, source, part, step), s.bytes, x->large);
+    if (s.bytes)
+        write_bytes(x, to, s.offset, part_address(x, source, part, step), s.bytes, x->large);
 }
 
 /* What a rank sends to itself never leaves its memory. */
@@ -209,8 +210,9 @@ static void bring_all(execution *x, size_t step) { bring_part(x, x->call->input,
 static void take_flat(execution *x, size_t step) {
     if (!wants_result(x)) return;
     span s = span_of(x, me(x), x->call->input->bytes, step);
-    combine(&(combination){x, step, .own = x->call->input, .offset = s.offset, .out = x->call->output},
-            s.bytes);
+    combine(
+        &(combination){x, step, .own = x->call->input, .offset = s.offset, .out = x->call->output},
+        s.bytes);
 }
 
 /* Cut: every rank combines its share into its output and into its slot, in the place of its own
@@ -484,7 +486,8 @@ static void plan_alike(execution *x) {
     if (x->takes_lanes) x->bring = do_nothing;
     bool gives = bytes && (call->operation != UN_BROADCAST || call->root == me(x));
     x->payload_bytes = gives ? parts * pitch : 0;
-    x->needs_slice = !fits && !x->g->reach && (call->operation != UN_BROADCAST || call->root == me(x));
+    x->needs_slice = !fits && !x->g->reach &&
+                     (call->operation != UN_BROADCAST || call->root == me(x));
 
     x->bytes = wide ? 0 : bytes;
     for (int rank = 0; wide && rank < ranks; rank++) {
@@ -517,7 +520,7 @@ static bool fills_new_memory(const execution *x) {
     bool is_root = call->root == me(x);
     if (o == UN_GATHER && !is_root) return false; /* only the root has an output, */
     const un_stream *to = call->output, *from = o == UN_SCATTER && !is_root ? NULL : call->input;
-    bool wide = o == UN_ALL_GATHER || o == UN_ALL_TO_ALL || o == UN_GATHER; /* an input in scatter */
+    bool wide = o == UN_ALL_GATHER || o == UN_ALL_TO_ALL || o == UN_GATHER; /* scatter: input */
     if (wide) to += (me(x) + 1) % x->g->ranks;
     if (!to->bytes) return false;
     bool in_place = !wide && from && from->bytes && from->views->data == to->views->data;

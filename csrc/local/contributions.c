@@ -53,9 +53,11 @@ void reduce_contributions(contributing *c, const un_stream *part, size_t node, s
     for (size_t done = 0; done < items; done += block) {
         size_t some = items - done < block ? items - done : block;
         if (!direct)
-            copy_contributions(c, part, first, last, offset + done * t->item_bytes, some * t->item_bytes);
+            copy_contributions(c, part, first, last, offset + done * t->item_bytes,
+                               some * t->item_bytes);
         reduce_nodes(t, c->leaves + first, last - first, c->table->total,
-                     to + done * (stages & ENDS ? t->item_bytes : t->wide_bytes), c->from, some, stages);
+                     to + done * (stages & ENDS ? t->item_bytes : t->wide_bytes), c->from, some,
+                     stages);
     }
 }
 
@@ -87,13 +89,16 @@ static void bring_nodes(execution *x, size_t step) {
 }
 
 /* Reduce all ranks' nodes, from element `item` of their rows on. */
-static void reduce_rows(execution *x, size_t step, size_t part, size_t item, size_t items, char *to) {
+static void reduce_rows(execution *x, size_t step, size_t part, size_t item, size_t items,
+                        char *to) {
     contributing *c = x->several;
     const tree_table *table = c->table;
     for (int rank = 0; rank < x->g->ranks; rank++)
         for (size_t i = table->begin[rank]; i < table->begin[rank + 1]; i++)
-            c->from[i] = row_of(x, rank, step, part, i - table->begin[rank]) + item * c->arithmetic.wide_bytes;
-    reduce_nodes(&c->arithmetic, table->node, table->begin[x->g->ranks], table->total, to, c->from, items, ENDS);
+            c->from[i] = row_of(x, rank, step, part, i - table->begin[rank]) +
+                         item * c->arithmetic.wide_bytes;
+    reduce_nodes(&c->arithmetic, table->node, table->begin[x->g->ranks], table->total, to, c->from,
+                 items, ENDS);
 }
 
 static size_t share_of(const execution *x, int rank, size_t items, size_t *first) {
@@ -119,7 +124,8 @@ static void take_shares(execution *x, size_t step) {
         size_t share = share_of(x, rank, items, &from);
         if (share)
             stream_write(x->call->output, (first + from) * t->item_bytes,
-                         row_of(x, rank, step, 0, 0) + from * t->wide_bytes, share * t->item_bytes, false);
+                         row_of(x, rank, step, 0, 0) + from * t->wide_bytes, share * t->item_bytes,
+                         false);
     }
 }
 
@@ -131,7 +137,8 @@ static void write_result(execution *x, size_t item, char *result, size_t items) 
 static void take_part(execution *x, size_t step) {
     contributing *c = x->several;
     _Alignas(64) char made[BOUNCE_BYTES];
-    size_t first, items = step ? piece_items(x, step, &first) : 0, block = sizeof made / c->arithmetic.item_bytes;
+    size_t first, items = step ? piece_items(x, step, &first) : 0,
+                  block = sizeof made / c->arithmetic.item_bytes;
     for (size_t done = 0; done < items; done += block) {
         size_t some = items - done < block ? items - done : block;
         reduce_rows(x, step, (size_t)me(x), done, some, made);
@@ -163,7 +170,8 @@ void plan_contributions(execution *x) {
     memset(sizes, 0, 2 * (size_t)x->g->ranks * sizeof *sizes);
     sizes[0] = call->contributions;
     x->pairs_agree = know_all_counts;
-    x->bytes = call->output->bytes * (call->operation == UN_REDUCE_SCATTER ? (size_t)x->g->ranks : 1);
+    x->bytes = call->output->bytes *
+               (call->operation == UN_REDUCE_SCATTER ? (size_t)x->g->ranks : 1);
     x->bring = do_nothing;
     x->needs_slice = !x->g->reach && x->g->ranks > 1;
 }
@@ -171,7 +179,8 @@ void plan_contributions(execution *x) {
 static contributing *count_contributions(execution *x) {
     un_group *g = x->g;
     uint32_t counts[UN_MAX_RANKS];
-    for (int rank = 0; rank < g->ranks; rank++) counts[rank] = (uint32_t)sizes_of(g, rank, x->number)[0];
+    for (int rank = 0; rank < g->ranks; rank++)
+        counts[rank] = (uint32_t)sizes_of(g, rank, x->number)[0];
     contributing *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     x->several = c;

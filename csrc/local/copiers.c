@@ -55,8 +55,7 @@ static void *run_copier(void *argument) {
 
 static void call_copiers(un_group *g) {
     while (g->copiers.running < g->copiers.wanted &&
-           start_thread(&g->copiers.threads[g->copiers.running], "unisono:copier", run_copier,
-                        g))
+           start_thread(&g->copiers.threads[g->copiers.running], "unisono:copier", run_copier, g))
         g->copiers.running++;
     g->copiers.wanted = g->copiers.running; /* threads are scarce: do not ask again */
     if (!atomic_exchange(&g->copiers.asleep, 0)) return;

@@ -39,12 +39,13 @@ void note_waiting(un_group *g, const un_message *m, bool alone) {
     uint64_t word = (uint64_t)(m->peer + 1) | (m->sends ? SENDS : 0) |
                     (m->is_started ? STARTED : 0) | (alone ? ALONE : 0);
     const un_match *other = m->sends ? NULL : oldest_from(&g->messages.unmatched, m->peer);
-    uint64_t others =
-        m->peer < 0 ? g->messages.unmatched.count : g->messages.traffic[m->peer].unmatched;
+    uint64_t others = m->peer < 0 ? g->messages.unmatched.count
+                                  : g->messages.traffic[m->peer].unmatched;
     atomic_store(&mine->unmatched, other ? others : 0);
     atomic_store(&mine->unmatched_tag, other ? (uint64_t)other->tag : 0);
     bool changed = note_traffic(g);
-    if (g->waiting.message == m && (uint32_t)atomic_load(&mine->waiting) == word && !changed) return;
+    if (g->waiting.message == m && (uint32_t)atomic_load(&mine->waiting) == word && !changed)
+        return;
     atomic_store(&mine->waiting, 0);
     atomic_store(&mine->waiting_tag, (uint64_t)m->tag);
     atomic_store(&mine->waiting, (uint64_t)++g->waiting.notes << 32 | word);

@@ -63,7 +63,8 @@ static bool place_stream(execution *x, const un_stream *s, place *where) {
 /* In place, a part that a peer reads is overwritten by what comes from that peer. */
 static bool swaps(const un_call *call, int ranks) {
     for (int rank = 0; rank < ranks; rank++)
-        if (call->input[rank].bytes && call->input[rank].views->data == call->output[rank].views->data)
+        if (call->input[rank].bytes &&
+            call->input[rank].views->data == call->output[rank].views->data)
             return true;
     return false;
 }
@@ -161,7 +162,8 @@ static un_status take_by_kernel(const void *what, size_t offset, size_t bytes) {
 static un_status take_from_block(const void *what, size_t offset, size_t bytes) {
     const taking *t = what;
     un_status status = UN_OK;
-    for (size_t done = offset, end = offset + bytes; !status && done < end; done += COPIED_AT_ONCE) {
+    for (size_t done = offset, end = offset + bytes; !status && done < end;
+         done += COPIED_AT_ONCE) {
         size_t some = end - done < COPIED_AT_ONCE ? end - done : COPIED_AT_ONCE;
         if (t->x->fills_new_memory) make_pages(t->to, done, some);
         stream_write(t->to, done, (char *)t->from + done, some, t->x->large);

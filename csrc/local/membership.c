@@ -23,7 +23,7 @@ static void free_group(un_group *g) {
 
 /* Over the mapping of `other`, or over a new one. */
 static un_status open_membership(const un_group *other, int descriptor, int rank, int ranks,
-                            uint64_t nonce, un_group **group) {
+                                 uint64_t nonce, un_group **group) {
     count_forks();
     if (rank < 0 || rank >= ranks || ranks > UN_MAX_RANKS) return UN_MISMATCH;
     un_group *g = aligned_alloc(_Alignof(un_group), sizeof *g);
@@ -36,7 +36,8 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     g->watching.peers = calloc((size_t)ranks, sizeof *g->watching.peers);
     un_status status = UN_SYSTEM;
     g->fifos = calloc((size_t)ranks, sizeof *g->fifos);
-    if (g->calls.sources && g->calls.descriptor_pitch && g->watching.peers && g->fifos && make_traffic(g))
+    if (g->calls.sources && g->calls.descriptor_pitch && g->watching.peers && g->fifos &&
+        make_traffic(g))
         status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
@@ -116,4 +117,3 @@ void un_group_close(un_group *g) {
     }
     free_group(g);
 }
-

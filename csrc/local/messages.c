@@ -156,7 +156,7 @@ static void leave(un_group *g, const un_message *m) {
 }
 
 static un_status wait_with_progress(un_group *g, un_message *m, const un_call *hooks, patience *p,
-                              int64_t *start) {
+                                    int64_t *start) {
     int64_t quiet_since = 0, looks_until = 0; /* 0: something has moved; we have looked enough */
     awaited next;
     for (int rounds = 0; !un_message_done(m); rounds++) {

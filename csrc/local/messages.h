@@ -7,10 +7,10 @@
 enum phase {
     TO_ANNOUNCE, /* a send for which the channel has no room yet */
     ANNOUNCED,
-    WANTED,     /* a receive without a message */
-    TO_REPLY,   /* it has one, in match.next, but no room to reply */
-    TO_GRANT,   /* it has a large one, which waits for the ring */
-    MOVING,     /* a large message goes through the ring */
+    WANTED,   /* a receive without a message */
+    TO_REPLY, /* it has one, in match.next, but no room to reply */
+    TO_GRANT, /* it has a large one, which waits for the ring */
+    MOVING,   /* a large message goes through the ring */
 };
 
 /* A message that arrived before its receive: the contents of its entry. */
@@ -31,13 +31,13 @@ typedef struct message_queue {
  * checked against it. */
 struct traffic {
     /* our channel to it */
-    bool channel_ready;     /* has memory */
-    uint64_t announced;     /* entries used, */
-    uint64_t taken;         /* and read by it, as far as we know */
-    uint64_t heard;         /* replies read */
-    uint64_t written;       /* bytes of large messages before the one in the ring */
-    message_queue sends;    /* to be announced */
-    un_message *passed;     /* the one in the ring */
+    bool channel_ready;  /* has memory */
+    uint64_t announced;  /* entries used, */
+    uint64_t taken;      /* and read by it, as far as we know */
+    uint64_t heard;      /* replies read */
+    uint64_t written;    /* bytes of large messages before the one in the ring */
+    message_queue sends; /* to be announced */
+    un_message *passed;  /* the one in the ring */
     struct handle {
         un_message *message; /* NULL: the handle is free */
         uint32_t next_free;
@@ -84,7 +84,7 @@ COLD void note_unfit(un_group *g, const un_message *m);
 bool refuse_damage(un_group *g, int peer);
 bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word);
 void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
-                 bool left_some);
+                   bool left_some);
 void ring_bell(un_group *g, int rank);
 
 /* A peer that polls its messages finds what we published by itself; the doorbell is for one that

@@ -88,15 +88,16 @@ static void *run_progress_thread(void *argument) {
 }
 
 void wake_progress_thread(un_group *g) {
-    if (atomic_exchange(&g->progress_thread.parked, 0)) wake(&g->progress_thread.parked, OF_PROCESS, 1);
+    if (atomic_exchange(&g->progress_thread.parked, 0))
+        wake(&g->progress_thread.parked, OF_PROCESS, 1);
 }
 
 bool start_progress_thread(un_group *g) {
     if (atomic_load_explicit(&g->progress_thread.has_thread, memory_order_acquire)) return true;
     pthread_mutex_lock(&g->messages.lock);
     if (!g->progress_thread.has_thread)
-        g->progress_thread.has_thread =
-            start_thread(&g->progress_thread.thread, "unisono:p2p", run_progress_thread, g);
+        g->progress_thread.has_thread = start_thread(&g->progress_thread.thread, "unisono:p2p",
+                                                     run_progress_thread, g);
     pthread_mutex_unlock(&g->messages.lock);
     return g->progress_thread.has_thread;
 }

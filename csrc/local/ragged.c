@@ -12,7 +12,9 @@
 
 static const uint64_t HEADS = 0x68656164; /* marks such a call: error_texts.py */
 
-static const un_ragged *ragged_of(const execution *x) { return (const un_ragged *)x->patience.call; }
+static const un_ragged *ragged_of(const execution *x) {
+    return (const un_ragged *)x->patience.call;
+}
 
 static size_t room_beside(const un_group *g, size_t head_bytes) {
     return g->described_most - round_up(head_bytes, 16);
@@ -41,7 +43,8 @@ static void take_tails(execution *x, const un_stream *to) {
         if (rank == x->g->rank)
             copy_own(x, &to[rank], &ragged_of(x)->tail, 0, to[rank].bytes);
         else if (to[rank].bytes)
-            stream_write(&to[rank], 0, tail_address(x, rank, to[rank].bytes), to[rank].bytes, false);
+            stream_write(&to[rank], 0, tail_address(x, rank, to[rank].bytes), to[rank].bytes,
+                         false);
     }
 }
 

@@ -97,7 +97,8 @@ static un_message *take_receive(un_group *g, int source, int64_t tag) {
 static bool keep_unmatched(un_group *g, const arrival *seen, const char *payload) {
     struct traffic *t = &g->messages.traffic[seen->match.source];
     bool may_wait = !seen->parcel;
-    if (may_wait && t->unmatched >= KEPT && !t->wanted && !g->messages.wanted_from_any) return false;
+    if (may_wait && t->unmatched >= KEPT && !t->wanted && !g->messages.wanted_from_any)
+        return false;
     size_t bytes = !seen->parcel && seen->bytes <= PAYLOAD_BYTES ? seen->bytes : 0;
     arrival *kept = malloc(sizeof *kept + bytes);
     if (!kept) return false;
@@ -205,4 +206,3 @@ void start_receiving(un_group *g, un_message *m) {
     enqueue(&g->messages.traffic[m->source].due, m);
     deliver_what_is_due(g, m->source);
 }
-

@@ -238,12 +238,12 @@ un_link *link_to(const void *address, size_t bytes, uint64_t proof) {
     link->proof = proof;
     link->address_bytes = bytes;
     memcpy(link->address, address, bytes);
-    ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address = (const ucp_address_t *)(const void *)link->address,
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {.cb = on_error, .arg = link}};
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                            UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                            UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                              .address = (const ucp_address_t *)(const void *)link->address,
+                              .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                              .err_handler = {.cb = on_error, .arg = link}};
     if (ucx.ep_create(net.worker, &params, &link->endpoint)) {
         free(link);
         return NULL;
@@ -295,8 +295,8 @@ static void on_copy_sent(void *request, ucs_status_t status, void *argument) {
 static void *post_message(un_link *link, const wire *head, const void *data, size_t bytes,
                           ucp_send_nbx_callback_t then, void *argument) {
     ucp_request_param_t param = {
-        .op_attr_mask =
-            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_FLAGS,
         .flags = bytes > EAGER_MOST ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER,
         .cb.send = then,
         .user_data = argument};
@@ -335,11 +335,11 @@ void send_from(un_link *link, const wire *head, const void *data, size_t bytes, 
 
 void fetch_to(remote_data *remote, void *to, size_t bytes, transfer *t) {
     atomic_store(&t->state, UNDER_WAY_YET);
-    ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
-        .cb.recv_am = on_fetched,
-        .user_data = t};
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
+                                 .cb.recv_am = on_fetched,
+                                 .user_data = t};
     lock_network();
     void *request = ucx.am_recv_data_nbx(net.worker, remote->description, to, bytes, &param);
     if (!UCS_PTR_IS_PTR(request)) end_transfer(t, UCS_PTR_STATUS(request));
@@ -400,7 +400,8 @@ static void sleep_on_events(int64_t ns, _Atomic bool *sleeps) {
 
 static void lead(uint32_t seen, int64_t ns) {
     leads = true;
-    if (atomic_load(&net.rounds) == seen) sleep_on_events(ns < NAP_NS ? ns : NAP_NS, &net.leader_sleeps);
+    if (atomic_load(&net.rounds) == seen)
+        sleep_on_events(ns < NAP_NS ? ns : NAP_NS, &net.leader_sleeps);
     drive_network();
     leads = false;
     atomic_store(&net.is_led, false);

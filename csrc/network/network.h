@@ -16,7 +16,7 @@ typedef struct un_link un_link; /* to a process of another host */
 
 typedef struct wire { /* the header of everything that is sent */
     uint64_t group;
-    uint16_t kind;    /* the rest is its user's */
+    uint16_t kind; /* the rest is its user's */
     uint16_t from;
     uint32_t extra;
     uint64_t number;
@@ -52,7 +52,7 @@ void close_network(void);
  * it. NULL: UCX cannot reach it. */
 un_link *link_to(const void *address, size_t bytes, uint64_t proof);
 bool link_is_broken(const un_link *link, int64_t for_ns); /* for so long at least */
-void break_link(un_link *link); /* its operations in flight fail */
+void break_link(un_link *link);                           /* its operations in flight fail */
 
 /* Send a copy, and forget about it. */
 void send_copy_of(un_link *link, const wire *head, const void *data, size_t bytes);

@@ -49,8 +49,7 @@ static bool is_set(const char *setting) {
 static void *open_quietly(const char *path) {
     char modules[PATH_MAX + 32] = "UCX_MODULE_DIR=";
     const char *slash = strrchr(path, '/');
-    if (slash)
-        snprintf(modules + strlen(modules), PATH_MAX, "%.*s/ucx", (int)(slash - path), path);
+    if (slash) snprintf(modules + strlen(modules), PATH_MAX, "%.*s/ucx", (int)(slash - path), path);
 
     size_t count = 0;
     while (environ && environ[count]) count++;

@@ -25,8 +25,8 @@ static PyObject *group_decide(PyObject *object, PyObject *arguments) {
     unsigned book, serial, value = UN_NOTHING;
     if (!PyArg_ParseTuple(arguments, "II|I", &book, &serial, &value)) return NULL;
     bool is_known = self->group && book < UN_BOOKS;
-    return PyLong_FromLongLong(
-        is_known ? un_group_decide(self->group, (un_book)book, serial, value) : -1);
+    return PyLong_FromLongLong(is_known ? un_group_decide(self->group, (un_book)book, serial, value)
+                                        : -1);
 }
 
 /* write_note(kind, about, text) */
@@ -123,26 +123,23 @@ static PyObject *group_state(PyObject *object, PyObject *arguments) {
     un_posted p = its ? un_group_posted(its, rank, call) : (un_posted){0};
     un_waiting w = its ? un_group_waiting(its, rank) : (un_waiting){0};
     int64_t ending, sizes[2 * UN_MAX_RANKS];
-    bool has_closed = its && un_group_has_closed(its, rank); /* first: a process closes, then ends */
+    bool has_closed = its && un_group_has_closed(its, rank); /* first: closed, then ended */
     bool is_lost = its && un_group_has_lost(its, rank, &ending);
     int count = its && call ? 2 * self->ranks : 0;
     for (int at = 0; at < count; at++)
         sizes[at] = (int64_t)un_group_pair_bytes(its, rank, call, at >= self->ranks,
                                                  at % self->ranks);
     return Py_BuildValue(
-        "{s:K,s:K,s:i,s:O,s:N,s:K,s:(iiiiLKL),s:(KiiIiiKK),s:N}",
-        "calls", (unsigned long long)(g ? un_group_calls(g) : 0),
-        "reads", (unsigned long long)(g ? un_group_reads(g) : 0),
-        "descriptor", g ? un_group_descriptor(g) : -1,
-        "has_closed", has_closed ? Py_True : Py_False,
-        "loss", is_lost ? PyLong_FromLongLong(ending) : Py_NewRef(Py_None),
-        "progress", (unsigned long long)(its ? un_group_progress(its, rank) : 0),
-        "waiting", (int)w.waits, (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
-        (unsigned long long)w.unmatched, (long long)w.unmatched_tag,
-        "posted", (unsigned long long)p.call, (int)p.operation, (int)p.reduction,
-        (unsigned)p.dtype, p.root, (int)p.refused, (unsigned long long)p.bytes,
-        (unsigned long long)p.hash,
-        "sizes", as_tuple(sizes, (size_t)count));
+        "{s:K,s:K,s:i,s:O,s:N,s:K,s:(iiiiLKL),s:(KiiIiiKK),s:N}", "calls",
+        (unsigned long long)(g ? un_group_calls(g) : 0), "reads",
+        (unsigned long long)(g ? un_group_reads(g) : 0), "descriptor",
+        g ? un_group_descriptor(g) : -1, "has_closed", has_closed ? Py_True : Py_False, "loss",
+        is_lost ? PyLong_FromLongLong(ending) : Py_NewRef(Py_None), "progress",
+        (unsigned long long)(its ? un_group_progress(its, rank) : 0), "waiting", (int)w.waits,
+        (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag, (unsigned long long)w.unmatched,
+        (long long)w.unmatched_tag, "posted", (unsigned long long)p.call, (int)p.operation,
+        (int)p.reduction, (unsigned)p.dtype, p.root, (int)p.refused, (unsigned long long)p.bytes,
+        (unsigned long long)p.hash, "sizes", as_tuple(sizes, (size_t)count));
 }
 
 /* unmatched(source): (how many messages match no receive, the tag of the oldest) */

@@ -34,10 +34,10 @@ typedef struct Group {
     int rank;
     int users; /* calls under way, counted under the GIL */
     bool closing;
-    bool keeps_sites; /* of blocking calls too */
+    bool keeps_sites;     /* of blocking calls too */
     char is_reproducible; /* reductions that do not say otherwise */
     int64_t timeout_ns;
-    struct Pending *pending; /* works and messages under way, */
+    struct Pending *pending;   /* works and messages under way, */
     struct Pending *next_look; /* and the next one to check; NULL: the first */
     PyObject *name;
 } Group;
@@ -72,7 +72,7 @@ typedef struct Pending {
 typedef struct kind {
     bool (*is_done)(const Pending *p);
     bool (*test)(un_group *group, Pending *p); /* advance it first; NULL: not needed */
-    un_status (*result)(const Pending *p); /* once done */
+    un_status (*result)(const Pending *p);     /* once done */
     un_status (*await)(un_group *group, Pending *p, const un_call *hooks);
     void (*release)(Pending *p); /* drop the tensors; may be called twice */
     PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another exception is set */

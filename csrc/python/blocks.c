@@ -133,11 +133,9 @@ PyObject *module_pack_changes(PyObject *module, PyObject *arguments) {
     Py_ssize_t old, new, bytes, size, to, room;
     if (!PyArg_ParseTuple(arguments, "nnnnnn", &old, &new, &bytes, &size, &to, &room)) return NULL;
     ptrdiff_t packed;
-    Py_BEGIN_ALLOW_THREADS
-    packed = un_pack_changes((char *)old, (const char *)new, (size_t)bytes, (size_t)size,
-                             (char *)to, (size_t)room);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromSsize_t(packed);
+    Py_BEGIN_ALLOW_THREADS packed = un_pack_changes((char *)old, (const char *)new, (size_t)bytes,
+                                                    (size_t)size, (char *)to, (size_t)room);
+    Py_END_ALLOW_THREADS return PyLong_FromSsize_t(packed);
 }
 
 /* apply_changes(address, bytes, item_bytes, packed, length): whether they were valid */
@@ -146,11 +144,9 @@ PyObject *module_apply_changes(PyObject *module, PyObject *arguments) {
     Py_ssize_t at, bytes, size, from, length;
     if (!PyArg_ParseTuple(arguments, "nnnnn", &at, &bytes, &size, &from, &length)) return NULL;
     bool applied;
-    Py_BEGIN_ALLOW_THREADS
-    applied = un_apply_changes((char *)at, (size_t)bytes, (size_t)size, (const char *)from,
-                               (size_t)length);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(applied);
+    Py_BEGIN_ALLOW_THREADS applied = un_apply_changes((char *)at, (size_t)bytes, (size_t)size,
+                                                      (const char *)from, (size_t)length);
+    Py_END_ALLOW_THREADS return PyBool_FromLong(applied);
 }
 
 /* share_pages(address, address of shared memory, bytes): whether that succeeded */

@@ -62,7 +62,8 @@ static bool tensors_fit(const call_arguments *a, const Group *self) {
     if (in->tensors != times * out->tensors) return false;
     for (size_t i = 0; i < in->tensors; i++) {
         size_t given = in->tensor[i].bytes / (un_is_wide_input(o) ? (size_t)self->ranks : 1);
-        size_t taken = out->tensor[i % out->tensors].bytes / (un_is_wide_output(o) ? (size_t)self->ranks : 1);
+        size_t taken = out->tensor[i % out->tensors].bytes /
+                       (un_is_wide_output(o) ? (size_t)self->ranks : 1);
         if (given != taken) return false;
     }
     return true;
@@ -163,7 +164,8 @@ static int read_residual(call_arguments *a) {
 /* Read both sides of a call into streams: 0, or why not; no peer has seen the call yet. */
 int read_tensors(call_arguments *a, Group *self) {
     un_call *call = &a->call;
-    bool wide_input = un_is_wide_input(call->operation), wide_output = un_is_wide_output(call->operation);
+    bool wide_input = un_is_wide_input(call->operation),
+         wide_output = un_is_wide_output(call->operation);
     size_t ranks = (size_t)self->ranks;
     a->in_place = a->output == a->input && a->input != Py_None && wide_input == wide_output;
     int failed = 0;
@@ -251,8 +253,7 @@ static int read_schedule(call_arguments *a, const Group *self) {
  * bytes, a timeout, how many contributions the input has (a list, one after the other), and a residual
  * of the wire format. A reduction is a plain name, or with a factor a number that includes its form. The caller keeps tensors and
  * bytes alive; `a` must not move. 0, REFUSED, or -1 with an exception. */
-int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
-               Py_ssize_t count) {
+int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count < 5 || count > 10) {
         PyErr_SetString(PyExc_TypeError, "a call takes 5 to 10 arguments");
         return -1;

@@ -4,9 +4,9 @@
  * each access to a reduction; it is identified by its hash, which Python looked up by name. */
 #include "binding.h"
 
-static PyObject *async_op, *reduce_op, *root_rank;    /* the names of options */
-static PyObject *is_profiling;                        /* torch's function */
-static Py_hash_t torch_hashes[UN_PREMUL_SUM + 1];     /* by un_reduction; -1 (never a hash): unknown */
+static PyObject *async_op, *reduce_op, *root_rank; /* the names of options */
+static PyObject *is_profiling;                     /* torch's function */
+static Py_hash_t torch_hashes[UN_PREMUL_SUM + 1];  /* by un_reduction; -1 (never a hash): unknown */
 
 /* know_torch(is_profiling, hashes): the hashes of torch's reductions, in our order */
 PyObject *module_know_torch(PyObject *module, PyObject *arguments) {

@@ -17,8 +17,7 @@ extent extent_of(const char *data, const un_layout *layout, size_t bytes) {
     extent e = {.first = data, .end = data};
     if (layout)
         for (int d = 0; d < layout->dims; d++) {
-            ptrdiff_t reach =
-                (ptrdiff_t)(layout->dim[d].length - 1) * layout->dim[d].stride_bytes;
+            ptrdiff_t reach = (ptrdiff_t)(layout->dim[d].length - 1) * layout->dim[d].stride_bytes;
             *(reach < 0 ? &e.first : &e.end) += reach;
         }
     e.end += layout ? layout->item_bytes : bytes;
@@ -88,7 +87,8 @@ static bool visit_all(const map *m, const char *from, const lattice *l, int dims
     if (!dims) return visit(m, from, l->item_bytes, purpose);
     const struct un_dim *dim = &l->dim[dims - 1];
     for (size_t i = 0; i < dim->length; i++)
-        if (visit_all(m, from + (ptrdiff_t)i * dim->stride_bytes, l, dims - 1, purpose)) return true;
+        if (visit_all(m, from + (ptrdiff_t)i * dim->stride_bytes, l, dims - 1, purpose))
+            return true;
     return false;
 }
 

@@ -109,8 +109,8 @@ static PyObject *make_exception(Pending *p, un_status status) {
                                m->sends ? Py_True : Py_False, m->peer, (long long)m->tag);
 }
 
-static const kind message_kind = {is_done, NULL, result, await, release, make_exception, source,
-                                  NULL};
+static const kind message_kind = {is_done, NULL,           result, await,
+                                  release, make_exception, source, NULL};
 
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
@@ -125,8 +125,8 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
     if (!m) return NULL;
     start_tensor(&m->tensor);
     m->holds = true;
-    int failed =
-        read_message(self, sends, arguments + 2, count - 2, &m->message, &m->tensor, &m->view);
+    int failed = read_message(self, sends, arguments + 2, count - 2, &m->message, &m->tensor,
+                              &m->view);
     if (failed) {
         Py_DECREF((PyObject *)m);
         return status_of(failed);

@@ -22,13 +22,13 @@ PyObject *module_open_network(PyObject *module, PyObject *settings) {
     if (!texts) return count < 0 ? NULL : PyErr_NoMemory();
     bool read = true;
     for (Py_ssize_t i = 0; read && i < count; i++)
-        read = PyArg_ParseTuple(PyList_GetItem(settings, i), "ss", &texts[2 * i], &texts[2 * i + 1]);
+        read = PyArg_ParseTuple(PyList_GetItem(settings, i), "ss", &texts[2 * i],
+                                &texts[2 * i + 1]);
     const char *problem = NULL;
     const void *address = NULL;
     size_t bytes = 0;
     if (read) {
-        Py_BEGIN_ALLOW_THREADS
-        problem = un_network_open(texts, &address, &bytes);
+        Py_BEGIN_ALLOW_THREADS problem = un_network_open(texts, &address, &bytes);
         Py_END_ALLOW_THREADS
     }
     free(texts);
@@ -39,10 +39,8 @@ PyObject *module_open_network(PyObject *module, PyObject *settings) {
 
 PyObject *module_close_network(PyObject *module, PyObject *ignored) {
     (void)module, (void)ignored;
-    Py_BEGIN_ALLOW_THREADS
-    un_network_close();
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS un_network_close();
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 /* span(local, hosts, key, workers); `local` is closed with this group */
@@ -57,7 +55,8 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
     size_t bytes[UN_MAX_RANKS];
     uint64_t own_proofs[UN_MAX_RANKS], proofs[UN_MAX_RANKS];
     for (Py_ssize_t rank = 0; rank < self->ranks; rank++) {
-        PyObject *number = PySequence_GetItem(hosts, rank), *worker = PySequence_GetItem(workers, rank);
+        PyObject *number = PySequence_GetItem(hosts, rank),
+                 *worker = PySequence_GetItem(workers, rank);
         PyObject *address = NULL;
         char *text = NULL;
         Py_ssize_t length = 0;

@@ -42,7 +42,8 @@ PyObject *module_load_operators(PyObject *module, PyObject *path) {
     const char *text = PyUnicode_AsUTF8AndSize(path, NULL);
     if (!text) return NULL;
     const char *missing = operators_load(
-        text, &(operator_hooks){.pause = pause_operator, .fail = note_site, .end_use = end_use_by_operators});
+        text, &(operator_hooks){
+                  .pause = pause_operator, .fail = note_site, .end_use = end_use_by_operators});
     if (!missing) Py_RETURN_NONE;
     return PyUnicode_FromString(missing);
 }

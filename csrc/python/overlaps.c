@@ -140,7 +140,8 @@ PyObject *module_find_clash(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *output, *input;
     int operation, rank, ranks, coalesced;
-    if (!PyArg_ParseTuple(arguments, "iOOiip", &operation, &output, &input, &rank, &ranks, &coalesced))
+    if (!PyArg_ParseTuple(arguments, "iOOiip", &operation, &output, &input, &rank, &ranks,
+                          &coalesced))
         return NULL;
     call_arguments a;
     a.call.operation = (un_operation)operation;

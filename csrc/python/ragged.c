@@ -47,7 +47,8 @@ static PyObject *make_output(const gathering *g, const head *theirs) {
         made = new_empty ? PyObject_Call(new_empty, shape, NULL) : NULL;
         Py_XDECREF(new_empty);
     } else if (shape) {
-        made = PyObject_CallFunction(g->empty, "OLO", g->given, (long long)theirs->shape[DTYPE], shape);
+        made = PyObject_CallFunction(g->empty, "OLO", g->given, (long long)theirs->shape[DTYPE],
+                                     shape);
     }
     Py_XDECREF(shape);
     return made;
@@ -93,7 +94,9 @@ static const un_stream *open_heads(const un_ragged *ragged) {
     g->have_all_come = g->are_all_short = true;
     for (int rank = 0; rank < g->group->ranks; rank++) {
         const head *theirs = head_of(g, rank);
-        if (theirs->bytes < 0 || theirs->bytes > (int64_t)(g->group->group ? un_group_most_along(g->group->group) : 0)) g->have_all_come = false;
+        if (theirs->bytes < 0 ||
+            theirs->bytes > (int64_t)(g->group->group ? un_group_most_along(g->group->group) : 0))
+            g->have_all_come = false;
         if (theirs->shape[DIMS] > SHORT_DIMS) g->are_all_short = false;
         total += (size_t)theirs->bytes;
     }
@@ -112,7 +115,8 @@ static PyObject *tell_shapes(const Group *self, const int64_t *rows, size_t apar
     for (Py_ssize_t rank = 0; shapes && rank < self->ranks; rank++) {
         const int64_t *integers = rows + (size_t)rank * apart;
         PyObject *lengths = as_tuple(integers + LENGTHS, (size_t)integers[DIMS]);
-        PyObject *shape = lengths ? Py_BuildValue("(LN)", (long long)integers[DTYPE], lengths) : NULL;
+        PyObject *shape = lengths ? Py_BuildValue("(LN)", (long long)integers[DTYPE], lengths)
+                                  : NULL;
         if (!shape || PyList_SetItem(shapes, rank, shape)) Py_CLEAR(shapes);
     }
     return shapes;
@@ -138,9 +142,9 @@ static PyObject *exchange_long_shapes(Group *self, PyObject *given) {
 static PyObject *tell_result(gathering *g) {
     if (g->outputs) return Py_BuildValue("(OO)", g->outputs, Py_None);
     if (g->have_all_come && g->are_all_short) return Py_BuildValue("(OO)", Py_None, Py_None);
-    PyObject *shapes = g->are_all_short
-                           ? tell_shapes(g->group, head_of(g, 0)->shape, sizeof(head) / sizeof(int64_t))
-                           : exchange_long_shapes(g->group, g->given);
+    PyObject *shapes = g->are_all_short ? tell_shapes(g->group, head_of(g, 0)->shape,
+                                                      sizeof(head) / sizeof(int64_t))
+                                        : exchange_long_shapes(g->group, g->given);
     if (!shapes || !PyList_Check(shapes)) return shapes;
     return Py_BuildValue("(ON)", Py_None, shapes);
 }
@@ -151,9 +155,12 @@ static PyObject *run_gathering(gathering *g, const tensor *t, const un_view *ele
     un_ragged *r = &g->ragged;
     un_view head_view = {.data = (char *)g->heads, .bytes = sizeof(head)};
     r->head = (un_stream){.views = &head_view, .count = 1, .bytes = sizeof(head)};
-    r->comes_along = g->heads->bytes >= 0 && g->heads->bytes <= (int64_t)(self->group ? un_group_most_along(self->group) : 0);
+    r->comes_along = g->heads->bytes >= 0 &&
+                     g->heads->bytes <=
+                         (int64_t)(self->group ? un_group_most_along(self->group) : 0);
     r->tail = (un_stream){0};
-    if (g->heads->bytes >= 0) r->tail = (un_stream){.views = elements, .count = 1, .bytes = t->bytes};
+    if (g->heads->bytes >= 0)
+        r->tail = (un_stream){.views = elements, .count = 1, .bytes = t->bytes};
     r->heads = streams_of_rows(self, (char *)(g->heads + 1), sizeof(head));
     r->open = open_heads;
     r->call = (un_call){.operation = g->root < 0 ? UN_ALL_GATHER : UN_GATHER,

@@ -28,8 +28,7 @@ PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssi
     recorded_call r;
     if (read_recorded_call(&r, arguments, count)) return NULL;
     r.call.site = current_site();
-    uint64_t record =
-        self->group ? un_record_open(self->group, &r.call, r.bytes, r.number) : 0;
+    uint64_t record = self->group ? un_record_open(self->group, &r.call, r.bytes, r.number) : 0;
     return PyLong_FromUnsignedLongLong(record);
 }
 

@@ -169,7 +169,9 @@ PyObject *group_exchange(PyObject *object, PyObject *const *arguments, Py_ssize_
         mine[i] = PyLong_AsLongLong(PyTuple_GetItem(given, (Py_ssize_t)i));
     int64_t *theirs = mine + count;
     int status = PyErr_Occurred() ? -1 : gather_integers(self, mine, count, theirs, timeout_ns);
-    PyObject *result = status > 0 ? PyLong_FromLong(status) : status ? NULL : PyList_New(self->ranks);
+    PyObject *result = status > 0 ? PyLong_FromLong(status)
+                       : status   ? NULL
+                                  : PyList_New(self->ranks);
     for (size_t rank = 0; !status && result && rank < ranks; rank++) {
         PyObject *tuple = as_tuple(theirs + rank * count, count);
         if (!tuple || PyList_SetItem(result, (Py_ssize_t)rank, tuple)) Py_CLEAR(result);

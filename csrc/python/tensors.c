@@ -30,7 +30,8 @@ uint32_t mark_of_shapes(const side *s) {
     for (size_t i = 0; i < s->tensors; i++) {
         const un_shape *shape = &s->tensor[i].shape;
         for (int d = 0; d < shape->dims && d < UN_SHAPE_DIMS; d++)
-            if (shape->length[d] != 1) mark = (mark ^ (uint64_t)shape->length[d]) * 0x9e3779b97f4a7c15u;
+            if (shape->length[d] != 1)
+                mark = (mark ^ (uint64_t)shape->length[d]) * 0x9e3779b97f4a7c15u;
         mark = (mark ^ mark >> 32) * 0x9e3779b97f4a7c15u; /* where one ends and the next begins */
     }
     return (uint32_t)(mark >> 32) | 1;
@@ -94,8 +95,8 @@ static const known_type *know_type(PyObject *object) {
     for (size_t i = 0; i < sizeof known_types / sizeof *known_types; i++)
         if (known_types[i].type == type) return &known_types[i];
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
-    const dl_exchange_api *api =
-        capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    const dl_exchange_api *api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+                                         : NULL;
     Py_XDECREF(capsule);
     PyErr_Clear();
     if (api && api->version.major != 1) api = NULL;
@@ -174,8 +175,8 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
     if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
     if (PyObject_HasAttrString(object, "__dlpack__")) {
         t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
-        const dl_managed_tensor *d =
-            t->capsule ? PyCapsule_GetPointer(t->capsule, "dltensor") : NULL;
+        const dl_managed_tensor *d = t->capsule ? PyCapsule_GetPointer(t->capsule, "dltensor")
+                                                : NULL;
         return d ? from_dlpack(t, object, &d->tensor, writable) : refuse();
     }
     return REFUSED;
@@ -259,8 +260,8 @@ static int cut_tensors(side *s, size_t parts) {
         *stream = (un_stream){.views = &s->views[part * s->tensors], .count = s->tensors};
         for (size_t i = 0; i < s->tensors; i++) {
             size_t bytes = parts == 1 ? s->tensor[i].bytes : s->tensor[i].bytes / parts;
-            s->views[part * s->tensors + i] =
-                view_of(&s->tensor[i], part * bytes, bytes, stream->bytes);
+            s->views[part * s->tensors + i] = view_of(&s->tensor[i], part * bytes, bytes,
+                                                      stream->bytes);
             stream->bytes += bytes;
         }
     }

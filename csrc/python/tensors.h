@@ -14,9 +14,9 @@
 /* The result of reading an argument; -1: an exception is set. Python finds out and reports why
  * an argument is refused (unisono.comm.arguments). */
 enum {
-    LAZY = 1,      /* of check_with_torch alone: the memory does not hold the values themselves */
+    LAZY = 1, /* of check_with_torch alone: the memory does not hold the values themselves */
     REFUSED = 2,
-    IN_A_GPU = 3,  /* the memory of a tensor */
+    IN_A_GPU = 3, /* the memory of a tensor */
 };
 
 int refuse(void); /* REFUSED, after clearing any exception */

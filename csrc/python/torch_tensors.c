@@ -7,14 +7,13 @@
  * has one element: others are asked only when they are new. */
 static bool is_lazy(PyObject *object, const tensor *t, unsigned code, bool is_new) {
     bool conjugable = code == UN_COMPLEX;
-    bool negatable =
-        is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
+    bool negatable = is_new || (code == UN_FLOAT && (t->layout || t->bytes == t->item_bytes));
     static PyObject *questions[2]; /* interned: a new string for each call doubles the time */
     for (int i = 0; i < 2; i++) {
         if (!(conjugable || (i && negatable))) continue;
         if (!questions[i]) questions[i] = PyUnicode_InternFromString(i ? "is_neg" : "is_conj");
-        PyObject *lazy =
-            questions[i] ? PyObject_CallMethodObjArgs(object, questions[i], NULL) : NULL;
+        PyObject *lazy = questions[i] ? PyObject_CallMethodObjArgs(object, questions[i], NULL)
+                                      : NULL;
         if (!lazy) PyErr_Clear(); /* not a torch tensor, so not lazy */
         Py_XDECREF(lazy);
         if (lazy == Py_True) return true;
@@ -84,7 +83,8 @@ int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
 static PyObject *call_rows(const char *name, PyObject *first, PyObject *second) {
     PyObject *rows = PyImport_ImportModule("unisono.comm.on_rows.rows");
     PyObject *function = rows ? PyObject_GetAttrString(rows, name) : NULL;
-    PyObject *result = function ? PyObject_CallFunctionObjArgs(function, first, second, NULL) : NULL;
+    PyObject *result = function ? PyObject_CallFunctionObjArgs(function, first, second, NULL)
+                                : NULL;
     Py_XDECREF(rows);
     Py_XDECREF(function);
     return result;

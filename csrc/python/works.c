@@ -37,8 +37,8 @@ static un_status is_under_way(un_group *group, const Pending *p) {
     return un_work_is_under_way(group, &((const Work *)p)->work);
 }
 
-static const kind work_kind = {is_done, test, result, await, release, make_exception, NULL,
-                               is_under_way};
+static const kind work_kind = {is_done, test,           result, await,
+                               release, make_exception, NULL,   is_under_way};
 
 /* submit(exceptions, ...), then the arguments of run: a Work, or a status. */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
@@ -52,7 +52,8 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
     start_side(&a->in);
     start_side(&a->out);
     int failed = parse_call(a, self, arguments + 1, count - 1);
-    if (!failed && !(work->kept = PyTuple_Pack(4, a->output, a->input, a->schedule_bytes, a->residual)))
+    if (!failed &&
+        !(work->kept = PyTuple_Pack(4, a->output, a->input, a->schedule_bytes, a->residual)))
         failed = -1;
     if (!failed && a->call.operation != UN_BARRIER) failed = read_tensors(a, self);
     if (failed) {

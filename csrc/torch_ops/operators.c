@@ -30,8 +30,8 @@ bool operators_know(const char *name, un_group *group, int rank, int ranks,
     size_t length = strlen(name) + 1;
     known_group *k = malloc(sizeof *k + length);
     if (!k) return false;
-    *k = (known_group){.group = group, .rank = rank, .ranks = ranks, .timeout_ns = timeout_ns,
-                       .owner = owner};
+    *k = (known_group){
+        .group = group, .rank = rank, .ranks = ranks, .timeout_ns = timeout_ns, .owner = owner};
     memcpy(k->name, name, length);
     pthread_mutex_lock(&lock);
     k->next = known;
@@ -93,14 +93,15 @@ static bool read_tensor(memory *m, handle tensor) {
     bool contiguous;
     if (torch.is_contiguous(tensor, &contiguous) || !contiguous || torch.dtype(tensor, &dtype) ||
         torch.numel(tensor, &elements) || torch.storage_offset(tensor, &offset) ||
-        torch.storage_size(tensor, &storage_bytes) || torch.data_ptr(tensor, &data) ||
-        dtype < 0 || dtype >= DTYPES || !torch.dtypes[dtype] || elements < 0)
+        torch.storage_size(tensor, &storage_bytes) || torch.data_ptr(tensor, &data) || dtype < 0 ||
+        dtype >= DTYPES || !torch.dtypes[dtype] || elements < 0)
         return false;
     m->dtype = torch.dtypes[dtype];
     size_t item_bytes = (m->dtype >> 8 & 0xff) / 8;
     m->data = data;
     m->bytes = (size_t)elements * item_bytes;
-    return !m->bytes || (size_t)offset * item_bytes + m->bytes <= (size_t)storage_bytes; /* it shrank */
+    return !m->bytes ||
+           (size_t)offset * item_bytes + m->bytes <= (size_t)storage_bytes; /* shrunk? */
 }
 
 static bool overlap(const memory *a, const memory *b) {
@@ -112,7 +113,7 @@ static bool overlap(const memory *a, const memory *b) {
 /* An operator's arguments. */
 typedef struct asked {
     un_operation operation;
-    bool in_place;           /* the input is the output */
+    bool in_place; /* the input is the output */
     handle output, input;
     handle group, reduction; /* strings; a reduction may be NULL */
     int64_t root;
@@ -180,7 +181,8 @@ static int run(const asked *a) {
     if (torch.grad_mode_is_enabled() || reduction < 0 || !read_tensor(&out, a->output))
         return ASK_AGAIN;
     in = out;
-    if (!a->in_place && (!read_tensor(&in, a->input) || in.dtype != out.dtype || overlap(&in, &out)))
+    if (!a->in_place &&
+        (!read_tensor(&in, a->input) || in.dtype != out.dtype || overlap(&in, &out)))
         return ASK_AGAIN;
     if (un_reduces(a->operation) && !un_reducible(out.dtype, (un_reduction)reduction))
         return ASK_AGAIN;
@@ -212,9 +214,12 @@ static void count_write(handle tensor) {
 static handle go_on(asked *a, int status) {
     if (a->in_place) torch.new_tensor(a->output, &a->input);
     if (!a->reduction) torch.new_string("sum", 3, &a->reduction);
-    stable_value stack[] = {(stable_value)(uintptr_t)a->output,    (stable_value)(uintptr_t)a->input,
-                            (stable_value)(uintptr_t)a->group,     (stable_value)a->operation,
-                            (stable_value)(uintptr_t)a->reduction, (stable_value)a->root,
+    stable_value stack[] = {(stable_value)(uintptr_t)a->output,
+                            (stable_value)(uintptr_t)a->input,
+                            (stable_value)(uintptr_t)a->group,
+                            (stable_value)a->operation,
+                            (stable_value)(uintptr_t)a->reduction,
+                            (stable_value)a->root,
                             (stable_value)status};
     if (torch.call_dispatcher("unisono::go_on", "", stack, TORCH_VERSION))
         torch_abi_throw("torch could not call unisono's operator go_on");
@@ -249,15 +254,21 @@ static handle take(stable_value value) { return (handle)(uintptr_t)value; }
 /* all_reduce_(x, group, op) */
 static void all_reduce(stable_value *stack, uint64_t arguments, uint64_t results) {
     (void)arguments, (void)results;
-    asked a = {.operation = UN_ALL_REDUCE, .in_place = true, .output = take(stack[0]),
-               .group = take(stack[1]), .reduction = take(stack[2])};
+    asked a = {.operation = UN_ALL_REDUCE,
+               .in_place = true,
+               .output = take(stack[0]),
+               .group = take(stack[1]),
+               .reduction = take(stack[2])};
     perform(&a);
 }
 
 /* name(x, group, root) */
 static void with_root(un_operation operation, stable_value *stack) {
-    asked a = {.operation = operation, .in_place = true, .output = take(stack[0]),
-               .group = take(stack[1]), .root = (int64_t)stack[2]};
+    asked a = {.operation = operation,
+               .in_place = true,
+               .output = take(stack[0]),
+               .group = take(stack[1]),
+               .root = (int64_t)stack[2]};
     perform(&a);
 }
 
@@ -274,8 +285,11 @@ static void sum_to_root(stable_value *stack, uint64_t arguments, uint64_t result
 /* name(output, input, group[, op]) */
 static void of_two(un_operation operation, stable_value *stack) {
     bool reduces = un_reduces(operation);
-    asked a = {.operation = operation, .output = take(stack[0]), .input = take(stack[1]),
-               .group = take(stack[2]), .reduction = reduces ? take(stack[3]) : NULL};
+    asked a = {.operation = operation,
+               .output = take(stack[0]),
+               .input = take(stack[1]),
+               .group = take(stack[2]),
+               .reduction = reduces ? take(stack[3]) : NULL};
     perform(&a);
 }
 
@@ -298,12 +312,9 @@ const char *operators_load(const char *path, const operator_hooks *given) {
     static const struct {
         const char *name;
         operator_body *body;
-    } bodies[] = {{"all_reduce_", all_reduce},
-                  {"broadcast_", broadcast},
-                  {"sum_to_root_", sum_to_root},
-                  {"all_gather_", all_gather},
-                  {"reduce_scatter_", reduce_scatter},
-                  {"all_to_all_", all_to_all}};
+    } bodies[] = {{"all_reduce_", all_reduce},         {"broadcast_", broadcast},
+                  {"sum_to_root_", sum_to_root},       {"all_gather_", all_gather},
+                  {"reduce_scatter_", reduce_scatter}, {"all_to_all_", all_to_all}};
     const char *missing = torch_abi_load(path);
     if (missing) return missing;
     hooks = *given;

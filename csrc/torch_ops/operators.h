@@ -9,8 +9,8 @@
 #include "unisono.h"
 
 typedef struct operator_hooks {
-    int (*pause)(void *); /* as un_call's, in a thread without the GIL */
-    void (*fail)(void *owner); /* a call has failed: tell the peers where the program is */
+    int (*pause)(void *);         /* as un_call's, in a thread without the GIL */
+    void (*fail)(void *owner);    /* a call has failed: tell the peers where the program is */
     void (*end_use)(void *owner); /* the last call has left a group that was forgotten meanwhile */
 } operator_hooks;
 

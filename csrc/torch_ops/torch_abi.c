@@ -45,13 +45,20 @@ static const struct {
     const char *name;
     unsigned code, bits;
 } dtype_symbols[] = {
-    {"aoti_torch_dtype_float16", UN_FLOAT, 16},     {"aoti_torch_dtype_bfloat16", UN_BFLOAT, 16},
-    {"aoti_torch_dtype_float32", UN_FLOAT, 32},     {"aoti_torch_dtype_float64", UN_FLOAT, 64},
-    {"aoti_torch_dtype_int8", UN_INT, 8},           {"aoti_torch_dtype_uint8", UN_UINT, 8},
-    {"aoti_torch_dtype_int16", UN_INT, 16},         {"aoti_torch_dtype_uint16", UN_UINT, 16},
-    {"aoti_torch_dtype_int32", UN_INT, 32},         {"aoti_torch_dtype_uint32", UN_UINT, 32},
-    {"aoti_torch_dtype_int64", UN_INT, 64},         {"aoti_torch_dtype_uint64", UN_UINT, 64},
-    {"aoti_torch_dtype_complex64", UN_COMPLEX, 64}, {"aoti_torch_dtype_complex128", UN_COMPLEX, 128},
+    {"aoti_torch_dtype_float16", UN_FLOAT, 16},
+    {"aoti_torch_dtype_bfloat16", UN_BFLOAT, 16},
+    {"aoti_torch_dtype_float32", UN_FLOAT, 32},
+    {"aoti_torch_dtype_float64", UN_FLOAT, 64},
+    {"aoti_torch_dtype_int8", UN_INT, 8},
+    {"aoti_torch_dtype_uint8", UN_UINT, 8},
+    {"aoti_torch_dtype_int16", UN_INT, 16},
+    {"aoti_torch_dtype_uint16", UN_UINT, 16},
+    {"aoti_torch_dtype_int32", UN_INT, 32},
+    {"aoti_torch_dtype_uint32", UN_UINT, 32},
+    {"aoti_torch_dtype_int64", UN_INT, 64},
+    {"aoti_torch_dtype_uint64", UN_UINT, 64},
+    {"aoti_torch_dtype_complex64", UN_COMPLEX, 64},
+    {"aoti_torch_dtype_complex128", UN_COMPLEX, 128},
     {"aoti_torch_dtype_bool", UN_BOOL, 8},
 };
 

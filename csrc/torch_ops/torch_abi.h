@@ -9,16 +9,17 @@
 
 #include "unisono.h"
 
-typedef uint64_t stable_value; /* an argument or a result: an integer, or a handle that its taker owns */
+typedef uint64_t stable_value; /* an argument or a result: an integer, or a handle to own */
 typedef void *handle;
 typedef void operator_body(stable_value *stack, uint64_t arguments, uint64_t results);
 
 enum { DTYPES = 64 };
 
 typedef struct torch_abi {
-    int32_t (*library_init_impl)(const char *space, const char *key, const char *file, uint32_t line,
-                                 handle *library);
-    int32_t (*library_impl)(handle library, const char *name, operator_body *body, uint64_t version);
+    int32_t (*library_init_impl)(const char *space, const char *key, const char *file,
+                                 uint32_t line, handle *library);
+    int32_t (*library_impl)(handle library, const char *name, operator_body *body,
+                            uint64_t version);
     int32_t (*call_dispatcher)(const char *name, const char *overload, stable_value *stack,
                                uint64_t version);
     int32_t (*new_string)(const char *text, size_t length, handle *string);
