@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import unisono.watch
 from outside_groups import outside_group
 from ranks import RankPool
+from torch_names import before_2_15, since_2_15
 from unisono.cli import main
 from unisono.torch_backend.autoload import autoload
 from user_programs import WriteProgram
@@ -209,13 +210,50 @@ def test_under_torchrun_a_variable_does_it_and_no_name_is_replaced_as_well(
     assert ended.stderr.count(NOTICE) == 1
 
 
-def test_a_group_for_several_devices_is_left_alone_and_that_is_said() -> None:
-    from unisono.torch_backend.replacement import _is_replaced
+def test_what_a_group_is_made_of_instead() -> None:
+    from unisono.torch_backend.replacement import _instead_of
 
-    assert _is_replaced("Gloo", "gloo")
-    assert _is_replaced("cpu:gloo", "gloo")
-    for asked in (None, "nccl", "unisono", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:gloo", "mygloo"):
-        assert not _is_replaced(asked, "gloo")
+    for asked in ("Gloo", "gloo", "cpu:gloo"):
+        assert _instead_of(asked, "gloo") == "unisono"
+    for asked in ("", "nccl", "unisono", "cpu:gloo,cuda:gloo", "cuda:gloo", "mygloo"):
+        assert not _instead_of(asked, "gloo")
+
+
+@before_2_15
+def test_a_group_for_several_devices_is_left_alone_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from unisono.torch_backend.replacement import _instead_of
+
+    assert not _instead_of("cpu:gloo,cuda:nccl", "gloo")
+    assert "from torch 2.15 on CPUs can be ours" in caplog.text
+
+
+@since_2_15
+def test_the_cpus_part_of_a_group_for_several_devices(program: WriteProgram) -> None:
+    script = program("""
+        import os
+        import torch
+        import torch.distributed as dist
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  # stands for nccl
+        import unisono
+        from unisono.torch_backend.process_group import our_group
+
+        dist.init_process_group("cpu:gloo,cuda:fake")
+        said = []
+        for group in (dist.group.WORLD, dist.new_group(), dist.new_group(backend="gloo")):
+            tensor = torch.tensor([dist.get_rank() + 1.0])
+            dist.all_reduce(tensor, group=group)
+            said.append((tensor.item(), dist.get_backend(group), our_group(group) is not None))
+        os.write(1, f"{said} {unisono.get_backend()}\\n".encode())
+        dist.destroy_process_group()
+    """)
+    ended = script.run(before=("-m", "unisono", "run", "-n", "2", "--replace", "gloo"))
+    assert ended.returncode == 0, ended.stderr
+    both = (3.0, "cpu:gloo,cuda:fake", True)
+    expected = f"{[both, both, (3.0, 'gloo', True)]} unisono"
+    assert sorted(ended.stdout.splitlines()) == [f"[rank {rank}] {expected}" for rank in range(2)]
+    assert NOTICE in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,10 @@ def _wrap(function: Callable[..., Any], replaced: str) -> Callable[..., Any]:
             return function(*args, **keywords)
         elif asked in (None, "undefined"):
             asked = _default_backend(call.arguments.get("device_id"))
-        if not _is_replaced(asked, replaced):
+        instead = _instead_of(asked or "", replaced)
+        if not instead:
             return function(*args, **keywords)
-        call.arguments["backend"] = NAME
+        call.arguments["backend"] = instead
         if is_helper and not call.arguments["global_ranks_in_group"]:
             _say_once(  # the others would wait forever
                 f"group {call.arguments['group_name']}, outside torch's world, is made with "
@@ -84,7 +85,11 @@ def _wrap(function: Callable[..., Any], replaced: str) -> Callable[..., Any]:
 
 def _show_as(group: Any, name: str, replaced: str) -> None:
     """Let torch say of a group of ours what it says of the one that was asked for."""
-    group.shown_name = replaced
+    from unisono.torch_backend.process_group import our_group
+
+    ours = our_group(group)
+    assert ours is not None
+    ours.shown_name = replaced
     world = _torch._world
     world.pg_map[group] = name, world.pg_map[group][1]
     world.pg_backend_config[group] = str(_torch.BackendConfig(name))
@@ -110,16 +115,19 @@ def _default_backend(device: Any) -> str | None:
     return dist.Backend.default_device_backend_map.get(kind)
 
 
-def _is_replaced(asked: str | None, replaced: str) -> bool:
-    """Whether a group of ours can replace the requested one."""
-    names = {part.rpartition(":")[2].strip() for part in (asked or "").lower().split(",")}
-    if replaced not in names:
-        return False
-    devices = {part.partition(":")[0].strip() for part in str(asked).lower().split(",")}
-    if names == {replaced} and devices <= {replaced, "cpu"}:
-        return True
+def _instead_of(asked: str, replaced: str) -> str:
+    """The backend that is made instead of the requested one; "" if that is not replaced."""
+    parts = [part.strip().rpartition(":")[::2] for part in asked.lower().split(",")]
+    if replaced not in (name for _, name in parts):
+        return ""
+    if all(name == replaced and device in ("", "cpu") for device, name in parts):
+        return NAME
+    from unisono.torch_backend.process_group import HAS_PYTHON_BACKENDS
+
+    if HAS_PYTHON_BACKENDS and all(d == "cpu" for d, name in parts if name == replaced):
+        return ",".join(f"{d}:{NAME if name == replaced else name}" for d, name in parts)
     _say_once(
         f'UNISONO_REPLACE={replaced} does not replace "{asked}", which names another backend '
-        "or device, too"
+        "or device, too" + ("" if HAS_PYTHON_BACKENDS else "; from torch 2.15 on CPUs can be ours")
     )
-    return False
+    return ""
