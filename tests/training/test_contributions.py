@@ -165,6 +165,7 @@ def test_a_state_that_is_not_whole_is_refused(comm: Communicator) -> None:
     optimizer.step()
     error = raised(ValueError, partial(optimizer.load_state_dict, [optimizer.state_dict()]))
     assert "the ranks' states have 1536 elements, not 3001" in str(error)
+    assert "no states" in str(raised(ValueError, partial(optimizer.load_state_dict, [])))
 
 
 def train_on_hosts(rank: int, size: int, path: str, hosts: str) -> str:

@@ -298,6 +298,8 @@ class ShardedOptimizer:
 
     def _cut_anew(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """This rank's part of the state that a group of another size had."""
+        if not states:
+            raise ValueError("no states: pass the list of what state_dict returned on all ranks")
         rows = {}
         for index, row in enumerate(self._rows):
             own = rows[index] = dict(states[0]["state"].get(index, {}))
