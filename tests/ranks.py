@@ -178,7 +178,7 @@ class RankPool:
         """Replaces `unisono.launch` in tests of other things: its ranks need not import torch
         first. Use it with the test's own ranks, because it changes their environment."""
         call = cloudpickle.dumps((function, args))
-        return self.run(_run_as_launched, ranks, call, connected=False)
+        return self.run(_run_as_launched, ranks, call, connected=False, deadline_s=3 * DEADLINE_S)
 
     def outcomes(
         self,
