@@ -31,18 +31,22 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 def save(folder: Path, seed: int = 0) -> LlamaForCausalLM:
     """The folder of a model with random weights, and of a tokenizer with a word for each token."""
+    model = make_model(seed)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    model = make_model(seed)
-    model.save_pretrained(folder)
     words = {f"w{token}": token for token in range(512)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w1"))
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="w0", eos_token="w0", pad_token="w0"
     ).save_pretrained(folder)
-    return model
 
 
 def train(model: LlamaForCausalLM, steps: int = 3) -> None:

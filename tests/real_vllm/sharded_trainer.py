@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import test_quantized
 import torch
 from models import make_model
 from trainer import SEED
@@ -45,17 +46,19 @@ class Pieces(ModuleSource):
 def main(port: str, layout: str, *engines: str) -> None:
     urls, sizes = zip(*(each.split("=") for each in engines), strict=True)
     comm = unisono.init()
-    model = make_model(SEED)
+    model = test_quantized.make_model(SEED) if layout == "int8_channels" else make_model(SEED)
     source: ModuleSource
-    if layout == "fsdp":
+    if layout == "tp x pp":
+        source = Pieces(model, comm.rank, comm.size)
+    else:
         from torch.distributed.fsdp import fully_shard
 
         for layer in model.model.layers:
             fully_shard(layer)
         fully_shard(model)
         source = ShardSource(model)
-    else:
-        source = Pieces(model, comm.rank, comm.size)
+        if layout == "int8_channels":
+            source = ShardSource(model, layout, test_quantized.is_quantized, group=comm)
     register()
     workers = [int(size) for size in sizes]
     info = UnisonoTrainerInitInfo(

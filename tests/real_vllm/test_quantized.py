@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from models import NEW_TOKENS, PROMPTS
-from servers import START_S, environment, free_port
+from models import NEW_TOKENS, PROMPTS, save_tokenizer
+from servers import START_S, Server, environment, free_port
+from trainer import SEED
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from unisono.training import QuantizedWeights, WeightShard
 
 pytestmark = pytest.mark.vllm
 
+HERE = Path(__file__).parent
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 FORMS: dict[str, dict[str, Any]] = {
@@ -61,9 +63,12 @@ def make_model(seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).bfloat16()
 
 
+def is_quantized(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
 def quantized(model: torch.nn.Module, form: Any) -> QuantizedWeights:
-    parameters = dict(model.named_parameters())
-    return QuantizedWeights(parameters, form, lambda name: name.endswith("_proj.weight"))
+    return QuantizedWeights(dict(model.named_parameters()), form, is_quantized)
 
 
 def save(folder: Path, model: LlamaForCausalLM, form: str) -> None:
@@ -191,8 +196,10 @@ def test_the_numbers_are_those_of_vllm() -> None:
             assert torch.equal(ours[f"w_{suffix}"].flatten(), scales.flatten())
 
 
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="vLLM's fp8 on CPUs needs AMX")
-@pytest.mark.parametrize("form", FORMS)
+HAS_AMX = torch.cpu._is_amx_tile_supported()
+
+
+@pytest.mark.parametrize("form", FORMS if HAS_AMX else ["int8_channels"])
 def test_what_is_sent_is_what_a_checkpoint_has(form: str, tmp_path: Path) -> None:
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     ended = subprocess.run(
@@ -206,10 +213,43 @@ def test_what_is_sent_is_what_a_checkpoint_has(form: str, tmp_path: Path) -> Non
     if form == "fp8":  # it cannot load its own checkpoint
         assert "static_scaled_fp8_quant() expected at most 0 argument(s)" in said, said[-3000:]
         return
+    if not HAS_AMX:
+        assert "they need a CPU with AMX" in said, said[-3000:]
+        return
     assert ended.returncode == 0, said[-3000:]
     assert "SERVED" in ended.stdout
     assert "REFUSED" in ended.stdout
     assert "layers.1.mlp.up_proj.weight' has NaN or infinite elements" in ended.stdout
+
+
+@pytest.mark.skipif(not HAS_AMX, reason="vLLM's int8 cannot be loaded anew without AMX")
+def test_trainers_send_shards_quantised(tmp_path: Path) -> None:
+    """Four trainers with FSDP2's shards, to one engine."""
+    answers = []
+    for seed in (SEED, 0):
+        folder = tmp_path / str(seed)
+        save(folder, make_model(seed), "int8_channels")
+        save_tokenizer(folder)
+        server = Server(folder, 1, tmp_path / f"{seed}.log", "--dtype", "bfloat16")
+        try:
+            server.wait()
+            answers.append(server.answers())
+            if seed == SEED:
+                continue
+            command = ["-m", "unisono", "run", "-n", "4", str(HERE / "sharded_trainer.py")]
+            ended = subprocess.run(
+                [sys.executable, *command, str(free_port()), "int8_channels", f"{server.url}=1"],
+                capture_output=True,
+                text=True,
+                timeout=START_S,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+            answers.append(server.answers())
+        finally:
+            server.close()
+    loaded, before, sent = answers
+    assert sent == loaded != before
 
 
 if __name__ == "__main__":

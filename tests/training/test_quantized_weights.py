@@ -10,6 +10,7 @@ import torch
 
 from unisono import Communicator, WeightUpdateError
 from unisono.training import QuantizedWeights, WeightReceiver, WeightSender, WeightShard
+from unisono.training.weights.quantized import kinds_of
 
 FORMS: list[Any] = ["fp8", "fp8_blocks", "int8_channels"]
 SHAPE = (300, 200)
@@ -74,6 +75,9 @@ def test_the_numbers(form: Any, dtype: torch.dtype) -> None:
     found = quantized(weights, form)
     assert torch.equal(weights["w"], matrix(dtype))  # the trainer's are as before
     assert torch.equal(found["norm"], torch.ones(3))
+    assert kinds_of("w", SHAPE, form) == [
+        (name, each.dtype, tuple(each.shape)) for name, each in found.items() if name != "norm"
+    ]
     scales = found["w_scale_inv" if form == "fp8_blocks" else "w_scale"].flatten().tolist()
     for scale, area in zip(scales, areas(form), strict=True):
         numbers = matrix(dtype)[area].float()

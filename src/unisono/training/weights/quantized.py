@@ -12,7 +12,13 @@ from typing import Any, Literal
 import torch
 
 from unisono.collectives.objects import all_gather_object
-from unisono.training.weights.shards import HeldTensor, WeightShard, held_tensor, pairs_of
+from unisono.training.weights.shards import (
+    HeldTensor,
+    Lengths,
+    WeightShard,
+    held_tensor,
+    pairs_of,
+)
 
 Form = Literal["fp8", "fp8_blocks", "int8_channels"]
 
@@ -154,6 +160,18 @@ def _int8_channels(name: str, held: HeldTensor, largest: torch.Tensor, group: An
     values = (numbers / scales).round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
     yield name, WeightShard(values, held.whole, held.box.offset)
     yield f"{name}_scale", WeightShard(scales, (held.whole[0], 1), (held.box.offset[0], 0))
+
+
+def kinds_of(name: str, shape: Lengths, form: Form) -> list[tuple[str, torch.dtype, Lengths]]:
+    """Name, dtype and shape of what a quantised weight becomes: values and scales."""
+    scales = {
+        "fp8": ("scale", (1,)),
+        "fp8_blocks": ("scale_inv", tuple(-(-length // _BLOCK) for length in shape)),
+        "int8_channels": ("scale", (shape[0], 1)),
+    }
+    suffix, of_scales = scales[form]
+    values = torch.int8 if form == "int8_channels" else _FP8
+    return [(name, values, shape), (f"{name}_{suffix}", torch.float32, of_scales)]
 
 
 _FORMS: dict[str, Callable[..., Iterator[Any]]] = {

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self
 import torch
 from vllm.distributed.weight_transfer.base import (
     ModuleSource,
+    ParamMeta,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,
@@ -51,6 +52,7 @@ from unisono.training.weights.endpoints import NewTensors, WeightReceiver, Weigh
 from unisono.training.weights.endpoints import WeightUpdate as WeightUpdateResult
 from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.meeting import end_meeting, init_weight_update_group
+from unisono.training.weights.quantized import Form, QuantizedWeights, kinds_of
 from unisono.training.weights.shards import WeightShard, held_tensor
 
 _logger = logging.getLogger("unisono")
@@ -167,6 +169,13 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._plan is not None and self._planned_for == (self.model, info):
             return self._plan
         self._plan = None
+        for module in self.model.modules():
+            kernel = getattr(getattr(module, "scheme", None), "kernel", None)
+            if hasattr(kernel, "dnnl_handler"):
+                raise WeightUpdateError(
+                    "vLLM's oneDNN kernel computes nonsense once int8 weights are loaded anew, "
+                    "also by vLLM's own reload_weights: they need a CPU with AMX"
+                )
         checkpoint = {
             name: torch.empty(shape, dtype=torch_dtype(dtype_name), device="meta")
             for name, dtype_name, shape in zip(
@@ -290,11 +299,36 @@ class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
 
 class ShardSource(ModuleSource):  # type: ignore[misc]
-    """A source that yields this rank's parameters as they are, DTensors too: nothing is
-    gathered."""
+    """A source that yields this rank's parameters as they are, DTensors too: nothing is gathered.
+    With `form`, `names` and `group`, those of `QuantizedWeights`, it yields them quantised."""
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._module.named_parameters()
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        form: Form | None = None,
+        names: Callable[[str], bool] = bool,
+        *,
+        group: Any = None,
+    ) -> None:
+        super().__init__(module)
+        self._form, self._names, self._group = form, names, group
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        weights = dict(self._module.named_parameters())
+        if self._form is None:
+            yield from weights.items()
+        else:
+            yield from QuantizedWeights(weights, self._form, self._names, group=self._group)
+
+    def metadata(self) -> list[ParamMeta]:
+        """Of the whole model, known without the other ranks."""
+        found = []
+        for each in super().metadata():
+            if self._form is not None and self._names(each.name):
+                found += kinds_of(each.name, tuple(each.shape), self._form)
+            else:
+                found.append((each.name, each.dtype, tuple(each.shape)))
+        return [ParamMeta(*each) for each in found]
 
 
 class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
