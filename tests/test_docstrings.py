@@ -113,6 +113,11 @@ def problems(name: str) -> Iterator[str]:
             yield f"it does not explain `{parameter}`"
     if not isinstance(value, type) and parameters(value) and not re.search(r"\bRaises\b", told):
         yield "it does not say what it raises"
+    also = set(re.findall(r"`(\w+)`", told.partition("See also")[2]))
+    if name in unisono.__all__ and not isinstance(value, type) and not also:
+        yield "it does not say what else to see"
+    if also - set(unisono.__all__) or name in also:
+        yield f"{also} are not names of unisono, or its own"
 
 
 def test_every_public_name_explains_itself() -> None:

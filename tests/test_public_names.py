@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import runpy
 import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,6 @@ def test_the_numbers_of_the_engine_are_those_of_its_header() -> None:
     tool = runpy.run_path(str(ROOT / "tools/write_engine_numbers.py"))
     told = "run python tools/write_engine_numbers.py"
     assert tool["NUMBERS"].read_text() == tool["numbers_text"](), told
-
-
-def test_the_page_of_the_communicator_is_what_its_docstrings_say() -> None:
-    tool = runpy.run_path(str(ROOT / "tools/write_communicator_page.py"))
-    text = tool["page_text"]()
-    assert tool["PAGE"].read_text() == text, "run python tools/write_communicator_page.py"
-    for owner in (unisono.Communicator, unisono.Work):
-        for name in filter(partial(hasattr, owner), dir(owner)):  # not torch's names
-            assert name.startswith("_") or f"### {name}" in text or f"`{name}`" in text
 
 
 def test_every_public_name_is_there_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import signal
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from unisono.errors import Misuse, UnisonoError
+from unisono.errors import Misuse, UnisonoError, name_closest
 
 COMMANDS = {
     "bench": (
@@ -54,9 +53,8 @@ class _LazyGroup(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        likely = difflib.get_close_matches(args[0], COMMANDS, 1)
-        if args[0] not in COMMANDS and likely:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {likely[0]!r}?")
+        if args[0] not in COMMANDS and (likely := name_closest(args[0], COMMANDS)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {likely!r}?")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

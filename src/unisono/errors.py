@@ -413,10 +413,15 @@ def name_number(number: int, thing: str) -> str:
 
 def name_choices(known: Collection[str], asked: str | None) -> str:
     """ "all_gather, all_reduce. Did you mean all_reduce?" if allreduce was asked for."""
+    like = name_closest((asked or "").casefold(), known)
+    return ", ".join(known) + (f". Did you mean {like}?" if like else "")
+
+
+def name_closest(asked: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """Which of these was probably meant; "" if none is like it."""
     from difflib import get_close_matches
 
-    like = get_close_matches((asked or "").casefold(), known, 1)
-    return ", ".join(known) + (f". Did you mean {like[0]}?" if like else "")
+    return next(iter(get_close_matches(asked, known, 1, cutoff)), "")
 
 
 def plural(text: str) -> str:

@@ -32,9 +32,7 @@ from docs.blocks import (
 )
 from unisono.comm.communicator import Communicator
 
-BLOCKS = {page: blocks_of(page) for page in PAGES if page != "docs/communicator.md"}
-"""docs/communicator.md is generated from docstrings, whose examples tests/test_docstrings.py
-runs."""
+BLOCKS = {page: blocks_of(page) for page in PAGES}
 EVERY = [block for blocks in BLOCKS.values() for block in blocks]
 TIMEOUT_S = 600
 SHELL = ("sh", "console")

@@ -185,6 +185,8 @@ def page(outcomes: Outcomes, at: str) -> str:
     said = []
     for fault in corpus():
         said.append(f"\n**{fault.name}**: {fault.story}\n")
+        alike: dict[str, list[str]] = {}  # what several setups say alike stands once
+        false: dict[str, list[str]] = {}
         for setup, name in (OURS | PEERS).items():
             outcome = outcomes.get((fault.name, setup))
             if outcome is None:
@@ -192,9 +194,14 @@ def page(outcomes: Outcomes, at: str) -> str:
             found = judge(fault, setup, outcome)
             (silent if fault.silent else loud).setdefault(setup, []).append(found)
             quote = (quote_peer if setup in PEERS else quote_ours)(fault, outcome)
-            said.append(f"- {name} ({found.named}): {quote}")
+            text = f"({found.named}): {quote}"
+            alike.setdefault(text, []).append(name)
             if found.false:
-                said += [f"  - false: {_FOLDERS.sub('', v)}" for v in false_in(fault, outcome)]
+                said_falsely = (f"false, {name}: {each}" for each in false_in(fault, outcome))
+                false.setdefault(text, []).extend(said_falsely)
+        for text, names in alike.items():
+            said.append(f"- {'; '.join(names)} {text}")
+            said += [f"  - {_FOLDERS.sub('', each)}" for each in false.get(text, [])]
     return "\n".join(
         [
             *(MARK, "", f"Commit {at}. Programs that hang, fail or are slow:", "", *table(loud)),

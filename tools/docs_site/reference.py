@@ -28,6 +28,7 @@ _DATA = {
     "unisono.plan.PRESETS": "Topologies by name, with where their numbers come from (`source`).",
 }
 """What has no docstring of its own."""
+_DOCS = Path(__file__).parents[2] / "docs"
 _PAGES = 4
 """How many pages an entry leads to."""
 _TYPES = """(types-in-signatures)=
@@ -75,7 +76,7 @@ def write_pages(source: Path) -> list[str]:
                 told = _first_sentence(f"{title}.{member}", value)
                 text += f"| [{member}]({title}.{member}.md) | {told} |\n"
                 entry = "".join(_entry(title, member, value))
-                entry += f"\n{_see_also(source, title, member)}\n"
+                entry += f"\n{_shown_in(source, title, member)}\n"
                 _write(source, f"{title}.{member}", f"# {title}.{member}\n\n{entry}")
             text += "\n"
         listed = "".join(f"{member} <{title}.{member}>\n" for member in members)
@@ -111,15 +112,15 @@ def _opening(module: ModuleType) -> str:
     return text.partition("\n\n")[0] + "\n"
 
 
-def _see_also(source: Path, title: str, member: str) -> str:
+def _shown_in(source: Path, title: str, member: str) -> str:
     """The pages of the site that show a name most often."""
     call = re.compile(rf"(?<![\w.]){title}\.{member}\b|`{member}[`(]|\b{member}\(")
     pages = [page for page in sorted(source.glob("*.md")) if page.stem != "changelog"]
     shown = {page: len(call.findall(page.read_text())) for page in pages}
     most = sorted((page for page in pages if shown[page]), key=lambda page: -shown[page])
-    links = [f"[{title_of(page)}](../{page.name})" for page in most[:_PAGES]]
+    links = map(_link, most[:_PAGES])
     types = "{ref}`types-in-signatures` explains the names of types."
-    return types + (f" See also {', '.join(links)}." if links else "")
+    return types + (f" Shown in {', '.join(links)}." if most else "")
 
 
 def _first_sentence(full: str, value: Any) -> str:
@@ -246,12 +247,19 @@ def _unquoted(annotation: Any) -> Any:
 
 
 def as_markdown(docstring: str) -> str:
-    """A docstring's text, and its example as code."""
+    """A docstring's text, with links to what it says to see also, and its example as code."""
     told, prompt, example = docstring.partition(">>>")
-    text = _escaped(told.rstrip()) + "\n"
+    told, also, names = told.partition("See also ")
+    links = re.sub(r"`(\w+)`", r"[\1](unisono.\1.md)", names)
+    text = _escaped((told + also + links).rstrip()) + "\n"
+    text = re.sub(r"docs/([\w-]+)\.md", lambda page: _link(_DOCS / f"{page[1]}.md"), text)
     if prompt:
         text += f"\n```pycon\n{prompt}{example.rstrip()}\n```\n"
     return text
+
+
+def _link(page: Path) -> str:
+    return f"[{title_of(page)}](../{page.name})"
 
 
 def _escaped(text: str) -> str:

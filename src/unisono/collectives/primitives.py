@@ -68,6 +68,7 @@ def all_reduce(
     unknown algorithm, and, with the path to the difference, if structures differ.
 
     Cost: each of n ranks moves 2 (n - 1) / n of the tensor's bytes, if these are many.
+    See also `reduce`, `reduce_scatter`, `all_gather`, `differentiable`.
 
     >>> unisono.all_reduce(torch.tensor([1.0, 2.0]), "mean")
     tensor([1., 2.])
@@ -111,6 +112,7 @@ def reduce(
     Raises TypeError for the mean of integers, ValueError if `dst` is not a rank of the group.
 
     Cost: every other rank sends the tensor's bytes once.
+    See also `all_reduce`, `gather`.
 
     >>> total = unisono.reduce(torch.ones(2), dst=1)
     >>> total is None if comm.rank == 0 else total.tolist() == [2, 2]
@@ -147,6 +149,7 @@ def broadcast(
     Raises ValueError on every rank, with the path, if structures differ, or `src` is not a rank.
 
     Cost: every other rank receives the tensor's bytes once.
+    See also `scatter`, `broadcast_object`.
 
     >>> unisono.broadcast(torch.full((2,), comm.rank), src=1)
     tensor([1, 1])
@@ -183,6 +186,7 @@ def all_gather(
     Raises TypeError on every rank for what cannot be sent, ValueError if `out` does not fit.
 
     Cost: each of n ranks moves (n - 1) / n of the bytes of the result.
+    See also `gather`, `all_gather_object`.
 
     >>> unisono.all_gather(torch.ones(comm.rank))
     [tensor([]), tensor([1.])]
@@ -215,6 +219,7 @@ def gather(
     Raises TypeError for what cannot be sent, ValueError if `dst` is not a rank of the group.
 
     Cost: every other rank sends its tensor's bytes once, all to one rank.
+    See also `all_gather`, `scatter`, `gather_object`.
 
     >>> everyone = unisono.gather(torch.tensor(comm.rank), dst=0)
     >>> everyone == ([torch.tensor(0), torch.tensor(1)] if comm.rank == 0 else None)
@@ -253,6 +258,7 @@ def scatter(
     for several dtypes.
 
     Cost: every other rank receives its part's bytes once, all from one rank.
+    See also `gather`, `broadcast`.
 
     >>> mine = unisono.scatter([torch.zeros(1), torch.ones(2)] if comm.rank == 0 else None)
     >>> mine.tolist() == ([0] if comm.rank == 0 else [1, 1])
@@ -296,6 +302,7 @@ def reduce_scatter(
     Raises TypeError for the mean of integers, ValueError for tensors that cannot be divided.
 
     Cost: each of n ranks moves (n - 1) / n of the bytes of `tensors`, if these are many.
+    See also `all_reduce`, `all_gather`.
 
     >>> unisono.reduce_scatter(torch.tensor([1.0, 2.0])) / (comm.rank + 1)  # [2] and [4]
     tensor([2.])
@@ -339,6 +346,7 @@ def all_to_all(
     Raises ValueError for tensors that cannot be divided, TypeError for several dtypes.
 
     Cost: each of n ranks moves (n - 1) / n of the bytes of `tensors`.
+    See also `all_gather`, `batch_isend_irecv`.
 
     >>> unisono.all_to_all(torch.tensor([10, 20])) - 10 * comm.rank  # [10, 10] and [20, 20]
     tensor([10, 10])
@@ -368,6 +376,7 @@ def reduce_tensor(
     it is. With `async_op` a Work is returned, whose `wait()` returns the result.
 
     Raises TypeError on every rank for the mean of integers, ValueError for an unknown `op`.
+    See also `all_reduce`.
 
     >>> loss = torch.tensor(comm.rank + 1.0)
     >>> unisono.reduce_tensor(loss)  # the mean of 1 and 2

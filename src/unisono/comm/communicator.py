@@ -1,20 +1,4 @@
-"""The Communicator: the one interface that moves data, on every transport.
-
-Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
-`numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group;
-torch's name for it, `src` or `dst`, works too, and it is rank 0 by default. A call without its
-`input` is refused with a hint at the call that may have been meant.
-
-Where a collective has a *wide* side (one part for each rank), that side is either one tensor, cut
-evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size and
-may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`, `all_gather([wide_a,
-wide_b], [a, b])`), the call is *coalesced*: all of them move together.
-
-Autograd does not see what these methods write. If it has saved a tensor that a call overwrites,
-backward computes a wrong gradient without an error: pass a `.clone()`, or call
-`torch.autograd.graph.increment_version(tensor)` after the call, so that backward raises. Calls
-through `torch.distributed` do so themselves.
-"""
+"""The Communicator: the one interface that moves data, on every transport."""
 
 from __future__ import annotations
 
@@ -92,6 +76,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
     that fails, and the group is then poisoned: later calls raise the first cause again. An invalid
     argument raises ValueError or TypeError on every rank that passed it; if all members did, the
     group remains usable.
+
+    Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
+    `numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this
+    group; torch's name for it, `src` or `dst`, works too, and it is rank 0 by default. A call
+    without its `input` is refused with a hint at the call that may have been meant.
+
+    Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
+    cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in
+    size and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
+    `all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them move together.
+    There are no split sizes: `torch.split(x, sizes)` makes the list.
+
+    Autograd does not see what these methods write. If it has saved a tensor that a call overwrites,
+    backward computes a wrong gradient without an error: pass a `.clone()`, or call
+    `torch.autograd.graph.increment_version(tensor)` after the call, so that backward raises. Calls
+    through `torch.distributed` do so themselves.
 
     With `async_op` a method returns a `Work` at once and the operation runs in the background,
     after those begun before it; do not touch its tensors until it has finished.

@@ -4,12 +4,12 @@ values."""
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unisono import variables
 from unisono.doctor.machine import Finding, warn
+from unisono.errors import name_closest
 from unisono.plan.catalog import find_to_run
 from unisono.torch_backend.autoload import backend_problem
 from unisono.variables import Variable
@@ -134,8 +134,8 @@ def findings(environment: Mapping[str, str], gpus: bool = True) -> Iterator[Find
 def _ours(name: str, value: str) -> Iterator[Finding]:
     """What is wrong with a variable of unisono's own."""
     if name not in OURS:
-        likely = difflib.get_close_matches(name, OURS, 1)
-        advice = f"Did you mean {likely[0]}?" if likely else "Unset it."
+        likely = name_closest(name, OURS)
+        advice = f"Did you mean {likely}?" if likely else "Unset it."
         yield warn(name, "unknown variable, without effect", advice)
     elif value:
         problem = OURS[name].problem(value)

@@ -97,6 +97,7 @@ def self_test(
 
     Raises UnisonoError if there is no such group, the group's GroupError if it has ended before,
     and nothing else.
+    See also `SelfTest`.
 
     >>> test = unisono.self_test(show=False)
     >>> [check.primitive for check in test.checks if not check.ok]

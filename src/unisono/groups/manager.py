@@ -420,6 +420,7 @@ def setup_process_group_manager(
     """Make a ProcessGroupManager of `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and
     `group`, which `get_process_group_manager` then returns on this rank. Raises what
     ProcessGroupManager raises.
+    See also `get_process_group_manager`, `Mesh`.
 
     >>> manager = unisono.setup_process_group_manager(dp_size=2)
     >>> unisono.get_process_group_manager() is manager  # in any module of the program
@@ -434,6 +435,7 @@ def setup_process_group_manager(
 def get_process_group_manager() -> ProcessGroupManager | None:
     """The manager that `setup_process_group_manager` made; None if there is none, or if it or its
     world is closed.
+    See also `setup_process_group_manager`.
 
     >>> with unisono.setup_process_group_manager(dp_size=2):
     ...     unisono.get_process_group_manager().dp_ranks

@@ -72,6 +72,7 @@ def launch(
     Raises RanksFailed, with every rank's traceback, if a rank fails, and RanksTimedOut, with every
     rank's stack, if they do not finish within `timeout` seconds. No process is left behind in any
     case.
+    See also `init`, `RanksFailed`.
 
     >>> def work(base):
     ...     return base + unisono.get_rank()

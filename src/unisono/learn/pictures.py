@@ -71,11 +71,6 @@ def _numbers(side: Array | None) -> list[int]:
     return [] if side is None else [int(value) for value in side]
 
 
-def steps_of(schedule: Schedule) -> str:
-    """A schedule's steps as lines: rank 0 adds its part 3 to rank 1's."""
-    return "\n".join(f"step {number}: {step}" for number, step in enumerate(schedule.steps))
-
-
 def as_text(collective: str) -> str:
     """The picture for a terminal."""
     picture = picture_of(collective)

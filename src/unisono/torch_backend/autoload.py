@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import logging
 from typing import Any
@@ -124,6 +123,8 @@ def backend_problem(name: str) -> str:
     known = known_backends()
     if name in known or name == "fake":  # torch's fake backend moves no data, so it is not offered
         return ""
-    likely = difflib.get_close_matches(name, known, 1)
-    guess = f"; did you mean {likely[0]}?" if likely else ""
+    from unisono.errors import name_closest
+
+    likely = name_closest(name, known)
+    guess = f"; did you mean {likely}?" if likely else ""
     return f"torch has no backend {name} here, only {', '.join(known)}{guess}"

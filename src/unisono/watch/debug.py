@@ -37,6 +37,7 @@ def debug(level: Level = "info") -> dict[str, str]:
     imported, its level is changed, too.
 
     Raises ValueError for another level.
+    See also `watch`.
 
     >>> import os
     >>> os.environ["NCCL_DEBUG"] = "WARN"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
+import re
 from collections.abc import Hashable, Sequence
-from itertools import groupby
 
+_EQUAL = re.compile("\0+")
 _LONGEST = 500
 _NEWEST = 4000
 _TIMES = 3
@@ -19,26 +19,23 @@ def find_steps(calls: Sequence[Hashable]) -> range:
     whole step. Empty if the calls do not repeat. A call is whatever is equal if it is the same
     call, such as its line, operation and bytes."""
     base = max(0, len(calls) - _NEWEST)
-    calls = calls[base:]
+    numbers: dict[Hashable, int] = {}
+    text = "".join(chr(numbers.setdefault(call, len(numbers))) for call in calls[base:])
+    whole, count = int.from_bytes(text.encode("utf-16-le"), "little"), len(text)
     runs = {}
-    for period in range(1, min(_LONGEST, len(calls) // _TIMES) + 1):
-        stop, length = _longest_run(calls, period)
-        if length >= _TIMES * period:
-            runs[period] = stop, length
+    for period in range(1, min(_LONGEST, count // _TIMES) + 1):
+        # "\0" where a call is the one `period` later
+        differs = (whole ^ whole >> 16 * period).to_bytes(2 * count, "little")
+        differences = differs[: 2 * (count - period)].decode("utf-16-le")
+        if "\0" * (_TIMES - 1) * period not in differences:
+            continue
+        longest = max(_EQUAL.finditer(differences), key=lambda found: len(found[0]))
+        runs[period] = longest.end() + period, len(longest[0]) + period
+        if runs[period][1] >= _NEARLY * count:
+            break
     most = max((length for _, length in runs.values()), default=0)
     for period, (stop, length) in runs.items():
         if length >= _NEARLY * most:
             first = base + stop - length
             return range(first, first + length // period * period + 1, period)
     return range(0)
-
-
-def _longest_run(calls: Sequence[Hashable], period: int) -> tuple[int, int]:
-    """The longest stretch in which each call is the one `period` before: its end and length."""
-    best, at = (0, 0), period
-    for repeats, run in groupby(map(operator.eq, calls, calls[period:])):
-        length = sum(1 for _ in run)
-        at += length
-        if repeats and length + period > best[1]:
-            best = at, length + period
-    return best

@@ -78,6 +78,8 @@ class Slowness:
         self._phases: Counter[str] = Counter()
         self._ask_again_s = 0.0
         self._asked: int | None = None
+        self._slow_now: _Slow | None = None
+        self._new = 0  # calls since then
 
     def look(self, group: GroupRecords, ask: Ask) -> None:
         """Add the calls that have finished since the last look, and, if a slow rank is awaited,
@@ -103,15 +105,20 @@ class Slowness:
                 self._waited_s[last] += gap_s  # type: ignore[assignment]
                 self._collecting_s += collecting_s
             kind = line_of(first.site), first.operation, first.bytes
+            self._new += 1
             self._calls.append(_Call(kind, first.step, last, max(0.0, gap_s), collecting_s))
-        slow = self._slow(group, _FEW_CALLS)
+        if 3 * self._new > len(self._calls):  # to find the steps of many calls takes a while
+            self._new, self._slow_now = 0, self._slow(group, _FEW_CALLS)
+        slow = self._slow_now
         if slow is not None and slow.member.rank != self._asked:
             self._asked = slow.member.rank
             self.places.clear()
             self._phases.clear()
         self.host = "" if slow is None else slow.member.host
         own = group.ranks[0]
-        is_awaited = bool(waits([group], own.process)) or (slow is not None and slow.member is own)
+        is_awaited = bool(waits([group], own.process)) or (
+            slow is not None and slow.member.rank == own.rank
+        )
         if slow is not None and is_awaited and time.monotonic() > self._ask_again_s:
             where = ask(slow.member.process)
             if where.location or where.doing:  # else another host has not been asked yet

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import FrameType
+from itertools import islice
+from types import CodeType, FrameType
 from typing import Any
 
 from unisono.watch import steps, store_calls
@@ -229,18 +230,19 @@ def _frames_of(frame: FrameType | None) -> tuple[Frame, ...]:
     frames: list[Frame] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
         code = frame.f_code
-        frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname, _doing(frame)))
+        doing = _doing(code, frame.f_lasti)
+        frames.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_qualname, doing))
         frame = frame.f_back
     return tuple(frames)
 
 
-def _doing(frame: FrameType) -> str:
-    """What the expression at a frame's position in the source calls."""
-    positions = list(frame.f_code.co_positions())
-    line, last_line, column, last_column = positions[frame.f_lasti // 2]
+@functools.lru_cache(1024)
+def _doing(code: CodeType, at: int) -> str:
+    """What the expression at this position of the code calls."""
+    line, last_line, column, last_column = next(islice(code.co_positions(), at // 2, None))
     if line is None or column is None or last_line != line:
         return ""
-    text = linecache.getline(frame.f_code.co_filename, line).encode()[column:last_column]
+    text = linecache.getline(code.co_filename, line).encode()[column:last_column]
     return callee_of(text.decode(errors="replace"))
 
 

@@ -73,6 +73,7 @@ def init(
     Raises RendezvousError if the ranks do not find each other; UnisonoError if a world exists or
     the backend is not available; ValueError if `rank` is not in a world of `size`, or differs from
     what the launcher set.
+    See also `launch`, `shutdown`, `get_world`.
 
     >>> def work():
     ...     with unisono.init() as comm:
@@ -146,6 +147,7 @@ def set_world(comm: Communicator) -> Communicator:
     rank has imported torch. Create DDP and all other groups again.
 
     Raises a GroupError if a rank does not call, UnisonoError on any backend but unisono.
+    See also `get_world`, `init`.
 
     >>> def work():
     ...     world = unisono.init()
@@ -171,6 +173,7 @@ def set_world(comm: Communicator) -> Communicator:
 def shutdown() -> None:
     """Leave the world: destroy the torch groups that `init` made, then close the Communicator. Does
     nothing if there is no world.
+    See also `init`.
 
     >>> comm = unisono.init()  # in a program of one process
     >>> unisono.shutdown()
@@ -258,6 +261,7 @@ def get_world() -> Communicator:
     program of one process, a Communicator of one rank.
 
     Raises UnisonoError in a process that was launched as one of several and has not met the others.
+    See also `init`, `set_world`, `Communicator`.
 
     >>> unisono.get_world().size == unisono.get_world_size()
     True
@@ -362,6 +366,7 @@ def get_rank(group: Group = None) -> int:
     """This process's rank in `group`: a Communicator, a torch process group, or None for the world;
     before `init`, what the launcher set. Raises UnisonoError if this process is not in `group`, or
     was launched as one of several ranks without being told which.
+    See also `get_world_size`, `get_local_rank`.
 
     >>> unisono.get_rank() == comm.rank
     True
@@ -372,6 +377,7 @@ def get_rank(group: Group = None) -> int:
 
 def get_world_size(group: Group = None) -> int:
     """How many ranks `group` has, as in `get_rank`. Raises what that raises.
+    See also `get_rank`, `is_distributed`.
 
     >>> unisono.get_world_size()
     2
@@ -382,6 +388,7 @@ def get_world_size(group: Group = None) -> int:
 
 def is_main_process() -> bool:
     """Whether this is rank 0 of the world: True on one rank, and in a program of one process.
+    See also `get_rank`.
 
     >>> unisono.is_main_process() == (comm.rank == 0)
     True
@@ -391,6 +398,7 @@ def is_main_process() -> bool:
 
 def is_distributed() -> bool:
     """Whether this process is one of several ranks; the same on all of them.
+    See also `get_world_size`.
 
     >>> unisono.is_distributed()
     True
@@ -401,6 +409,7 @@ def is_distributed() -> bool:
 def get_local_rank() -> int:
     """This process's number among the ranks of its machine: what its launcher set (LOCAL_RANK and
     the like), else its rank in a world on one machine; 0 in a program of one process.
+    See also `get_rank`, `get_device`.
 
     >>> unisono.get_local_rank() == comm.rank  # all on this machine
     True
@@ -413,6 +422,7 @@ def get_local_rank() -> int:
 
 def get_backend() -> str:
     """The backend of the world: "unisono", "gloo", "nccl", ...; the same on every rank.
+    See also `get_backend_reason`.
 
     >>> unisono.get_backend()
     'unisono'
@@ -423,6 +433,7 @@ def get_backend() -> str:
 
 def get_backend_reason() -> str:
     """Why this backend was chosen, in a few words; the same on every rank.
+    See also `get_backend`.
 
     >>> unisono.get_backend_reason()
     'it was asked for'
@@ -439,6 +450,7 @@ def get_device(rank: int | None = None) -> torch.device:
     With `rank`, the device of that local rank. Indices wrap if there are fewer GPUs than ranks.
 
     Raises ValueError for a negative `rank`, TorchMissing without torch.
+    See also `get_local_rank`.
 
     >>> unisono.get_device(), unisono.get_device(comm.rank)
     (device(type='cpu'), device(type='cpu'))
@@ -463,6 +475,7 @@ def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     """Return once every rank of `group` has called it: a Communicator, a torch process group, or
     None for the world. With `async_op` a Work is returned at once, which is finished when every
     rank has called it. Raises a GroupError if a rank does not call it.
+    See also `monitored_barrier`.
 
     >>> unisono.barrier()
     >>> work = unisono.barrier(async_op=True)
@@ -504,6 +517,7 @@ def monitored_barrier(
     outside the group returns at once.
 
     Raises CollectiveTimeout, on every rank that called, with `missing` and where those ranks are.
+    See also `barrier`.
 
     >>> unisono.monitored_barrier(timeout_s=60)
     """

@@ -62,7 +62,9 @@ def _add_numbers(command: Any) -> Any:
 @click.option(
     "--precision", type=click.Choice([*PRECISIONS]), help="Of the weights.  [default: bf16]"
 )
-@click.option("--recompute", help='Only this recomputation: "none", "attention" or "full".')
+@click.option(
+    "--recompute", help='What backward computes again: only "none", "attention" or "full".'
+)
 @click.option(
     "--top",
     type=int,
