@@ -16,7 +16,7 @@ class Placement(NamedTuple):
     members: tuple[int, ...]
     hosts: tuple[tuple[int, ...], ...]
     host: int
-    index: int
+    index: int  # type: ignore[assignment]  # instead of the method of tuples
     sharers: int = 0
 
     @property
