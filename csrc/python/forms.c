@@ -9,18 +9,22 @@
 /* Exported by every CPython from 3.9 on, and part of the limited API from 3.12 on. */
 PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 PyObject *PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
-enum { HAS_VECTORCALL = 1 << 11, IS_METHOD = 1 << 17 }; /* likewise Py_TPFLAGS_... */
+enum { HAS_VECTORCALL = 1 << 11, IS_METHOD = 1 << 17 };   /* likewise Py_TPFLAGS_... */
+#define IS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* and PY_VECTORCALL_ARGUMENTS_OFFSET */
 
 typedef struct Form {
     PyObject_HEAD
     PyObject *(*call)(PyObject *, PyObject *const *, size_t, PyObject *);
     PyObject *function, *answer, *attributes; /* for good: a form belongs to a module or class */
+    Py_ssize_t most;                          /* arguments without a name */
 } Form;
 
 /* An exception that has no traceback was raised before the function began. */
 static PyObject *call_form(PyObject *object, PyObject *const *given, size_t count,
                            PyObject *names) {
     Form *self = (Form *)object;
+    if ((Py_ssize_t)(count & ~IS_OFFSET) > self->most)
+        return PyObject_Vectorcall(self->answer, given, count, names);
     PyObject *result = PyObject_Vectorcall(self->function, given, count, names);
     if (result || !PyErr_ExceptionMatches(PyExc_TypeError)) return result;
     PyObject *type, *error, *traceback;
@@ -65,12 +69,14 @@ static PyType_Spec spec = {.name = "unisono._native.Form",
                            .flags = Py_TPFLAGS_DEFAULT | HAS_VECTORCALL | IS_METHOD,
                            .slots = slots};
 
-/* form(function, answer, MethodType): the function; a call of the wrong form is one of `answer` */
+/* form(function, answer, MethodType, most): the function; a call of the wrong form, or with more arguments
+ * without a name, is one of `answer` */
 PyObject *module_form(PyObject *module, PyObject *arguments) {
     (void)module;
     static PyObject *form_type;
     PyObject *function, *answer;
-    if (!PyArg_ParseTuple(arguments, "OOO", &function, &answer, &method_type)) return NULL;
+    Py_ssize_t most;
+    if (!PyArg_ParseTuple(arguments, "OOOn", &function, &answer, &method_type, &most)) return NULL;
     if (!form_type && !(form_type = PyType_FromSpec(&spec))) return NULL;
     Form *form = PyObject_New(Form, (PyTypeObject *)form_type);
     if (!form) return NULL;
@@ -78,5 +84,6 @@ PyObject *module_form(PyObject *module, PyObject *arguments) {
     form->function = Py_NewRef(function);
     form->answer = Py_NewRef(answer);
     form->attributes = NULL;
+    form->most = most;
     return (PyObject *)form;
 }

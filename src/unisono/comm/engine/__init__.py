@@ -37,7 +37,7 @@ class _Missing:
     def _do_nothing(self, *_: Any) -> None:
         return None
 
-    def form(self, function: Any, answer: Any, method: type) -> Any:
+    def form(self, function: Any, answer: Any, method: type, most: int) -> Any:
         return function
 
     find_clash = overlaps_itself = describe_shapes = _do_nothing
