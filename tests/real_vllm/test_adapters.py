@@ -23,6 +23,7 @@ pytestmark = pytest.mark.vllm
 
 SIZES = [1, 2]
 RANK = 16
+SLOTS: dict[str, Any] = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2}
 CONFIG = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["q_proj", "down_proj"]}
 
 
@@ -30,8 +31,7 @@ CONFIG = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["q_proj", "down_
 def engines(tmp_path: Path) -> Iterator[list[Engine]]:
     torch.set_num_threads(1)  # OpenMP's threads would be missing in forked processes
     save(tmp_path / "model")
-    slots: dict[str, Any] = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2}
-    started = [Engine(tmp_path, size, tmp_path / "model", **slots) for size in SIZES]
+    started = [Engine(tmp_path, size, tmp_path / "model", **SLOTS) for size in SIZES]
     for engine in started:
         engine.wait()
     yield started

@@ -1,28 +1,22 @@
-"""TRL's server, worker and client and OpenRLHF's worker, with engines of vLLM; SGLang's helper.
+"""TRL's GRPO and OpenRLHF's worker, with engines of vLLM; SGLang's helper.
 
-Their sources are the published ones, except for one line each, which imports PyNcclCommunicator
-from unisono (Makefile, docs/weights-in-frameworks.md).
+Their sources are the published ones; TRL's trainer is given another client, and OpenRLHF imports
+PyNcclCommunicator from unisono (Makefile, docs/weights-in-frameworks.md).
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from models import NEW_TOKENS, PROMPTS, greedy, make_model, save, train
 from servers import START_S, Server, environment, free_port, plug_in
-
-from unisono import PeerLost
 
 pytestmark = pytest.mark.vllm
 
@@ -38,58 +32,33 @@ UNPACKED = """
 """TRL and OpenRLHF load into a model as it is: impossible where vLLM packs weights for CPUs."""
 
 
-class TrlServer(Server):
-    """`trl vllm-serve`."""
-
-    def __init__(self, model: Path, workers: int, log: Path) -> None:
-        self.port, self.workers, self.log = free_port(), workers, log
-        self.url = f"http://127.0.0.1:{self.port}"
-        given = ["--model", str(model), "--port", str(self.port), "--dtype", "float32"]
-        given += ["--max_model_len", "128", "--tensor_parallel_size", str(workers)]
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "trl.scripts.vllm_serve", *given, "--enforce_eager", "true"],
-                env=environment() | {"PYTHONPATH": plug_in(model / "plugin", UNPACKED)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    health = "health/"
-
-
-def test_trl(tmp_path: Path) -> None:
-    from trl.generation.vllm_client import VLLMClient
-
+def test_grpo_with_trl(tmp_path: Path) -> None:
+    """Every step generates what it generates if the server loads a checkpoint after each step."""
+    page = Path(__file__).parents[2] / "docs" / "weights-in-frameworks.md"
+    client = page.read_text().split("## TRL")[1].split("```python\n")[1].split("```")[0]
+    (tmp_path / "client_of_the_page.py").write_text(client)
     save(tmp_path)
-    model = make_model(1)
-    server = TrlServer(tmp_path, 2, tmp_path / "trl.log")
+    options = ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    server = Server(tmp_path, 1, tmp_path / "vllm.log", *options, "--enable-scale-out")
+    told = {}
     try:
         server.wait()
-        client = VLLMClient(server.url, group_port=free_port(), connection_timeout=START_S)
-        a_gpu = SimpleNamespace(uuid="of another GPU")  # TRL asks before it connects
-        with mock.patch("torch.cuda.get_device_properties", return_value=a_gpu):
-            client.init_communicator(device="cpu")
-        assert client.communicator.rank == 2  # the last one sends
-        for _ in range(2):
-            train(model)
-            client.update_model_params(model)
-            client.reset_prefix_cache()
-            answers = client.generate(
-                PROMPTS,
-                temperature=0,
-                max_tokens=NEW_TOKENS,
-                generation_kwargs={"ignore_eos": True},
+        before = server.answers()
+        for how in ("unisono", "checkpoint"):
+            given = [server.url, str(free_port()), str(tmp_path), how]
+            ended = subprocess.run(
+                [sys.executable, str(HERE / "trl_grpo.py"), *given],
+                env=environment() | {"PYTHONPATH": str(tmp_path), "VLLM_HOST_IP": "127.0.0.1"},
+                capture_output=True,
+                text=True,
+                timeout=START_S,
             )
-            assert answers["completion_ids"] == greedy(model)
-        os.kill(server.worker_pids()[0], signal.SIGKILL)
-        begin_s = time.monotonic()
-        with pytest.raises(PeerLost):  # TRL's own would wait forever
-            client.update_named_param("model.norm.weight", model.model.norm.weight.data)
-        assert time.monotonic() - begin_s < SOON_S
-        client.communicator = None
+            assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+            told[how] = json.loads(ended.stdout.split("TOLD ")[1].splitlines()[0]), server.answers()
     finally:
         server.close()
+    assert told["unisono"] == told["checkpoint"]
+    assert told["unisono"][1] != before
 
 
 def test_sglangs_helper() -> None:

@@ -1,6 +1,7 @@
 """Two vLLM engines, of one worker and of two, and two trainers that send a half of the layers each:
 one of the five is killed in a phase of an update. All survivors serve the same version and say
-which; an engine that is whole generates exactly that version's tokens."""
+which; an engine that is whole generates exactly that version's tokens. The same with the halves of
+an adapter."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from forked_engines import Engine
 from models import greedy, make_model, save
 from servers import free_port
 from sharded_trainer import Pieces
+from test_adapters import CONFIG, SLOTS, make_adapter, merge
 from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
 from unisono import WeightUpdateError
@@ -79,20 +81,29 @@ def be_a_trainer(
     )
     source: Any = Pieces(make_model(seeds[0]), rank, TRAINERS)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=engines, source=source)
+    party = trainer._adapters if kill.kind == "adapter" else trainer._sender
+
+    def send(seed: int) -> None:
+        if kill.kind == "adapter":
+            whole = make_adapter(make_model(SEEDS[0]), seed)
+            trainer.send_adapter(1, {name: whole[name] for name in [*whole][rank::2]}, CONFIG)
+        else:
+            trainer.source = Pieces(make_model(seed), rank, TRAINERS)
+            trainer.send_weights()
+
     if kill.again:
-        trainer.send_weights()
-    trainer.source = Pieces(make_model(seeds[1]), rank, TRAINERS)
+        send(seeds[0])
     if rank == kill.victim:
-        forked_engines.arm(trainer._sender, kill, path, 0.0)
+        forked_engines.arm(party, kill, path, 0.0)
     elif rank == 0 and kill.victim >= TRAINERS:
         engine, worker = worker_of(kill.victim)
         engines[engine].ask(worker, "arm", kill, path)
     told: dict[str, Any] = {}
     try:
-        trainer.send_weights()
+        send(seeds[1])
     except WeightUpdateError as error:
         told = {"text": str(error), "committed": error.committed, "failed": sorted(error.failed)}
-    told |= {"told_s": time.monotonic(), "version": trainer._sender.version}
+    told |= {"told_s": time.monotonic(), "version": party.version}
     Path(f"{path}-trainer-{rank}").write_text(json.dumps(told))
     os._exit(0)
 
@@ -121,7 +132,7 @@ def run_story(
             version = old + told["committed"]
         else:
             engine, worker = worker_of(rank)
-            version, errors = engines[engine].ask(worker, "told")
+            version, errors = engines[engine].ask(worker, "told", kill.kind)
             if not errors:  # the trainer died before it had called the engines
                 assert (kill.victim, kill.phase, version) == (0, "announce", old), (rank, kill)
                 continue
@@ -134,7 +145,10 @@ def run_story(
     assert len(accepted) == 1, (kill, accepted)
     took_s = max(when) - died_s
     assert took_s < SOON_S, (kill, took_s)
-    return accepted.pop(), took_s
+    (committed,) = accepted
+    assert not (kill.phase in BEFORE and committed), kill
+    assert not (kill.phase in (*AFTER, "load") and not committed), kill
+    return committed, took_s
 
 
 def test_thirty_kills(folder: Path, engines: list[Engine]) -> None:
@@ -149,8 +163,6 @@ def test_thirty_kills(folder: Path, engines: list[Engine]) -> None:
         committed, took_s = run_story(folder, number, kill, engines, (served, other))
         took[kill.phase].append(took_s)
         took["a trainer" if kill.victim < TRAINERS else "a worker"].append(took_s)
-        assert not (kill.phase in BEFORE and committed), kill
-        assert not (kill.phase in (*AFTER, "load") and not committed), kill
         if committed:
             served, other = other, served
         for index, engine in enumerate(engines):
@@ -160,6 +172,34 @@ def test_thirty_kills(folder: Path, engines: list[Engine]) -> None:
             else:
                 assert engine.answers() == expected[served], kill
     sys.stderr.write("\n".join(["", *table(took), ""]))
+
+
+def test_kills_while_an_adapter_is_sent(folder: Path) -> None:
+    """The base stays; each story begins with a version of the adapter in the slots."""
+    model = make_model(SEEDS[0])
+    base = greedy(model)
+    expected = {seed: greedy(merge(model, make_adapter(model, seed))) for seed in SEEDS}
+    chance = random.Random(1)
+    engines = [Engine(folder, size, folder / "model", **SLOTS) for size in SIZES]
+    served, other = SEEDS
+    try:
+        for number, phase in enumerate(phase for phase in PHASES_HERE[:-1] if phase != "plan"):
+            kill = Kill((1, 3, 0, 4, 2)[number % RANKS], phase, "adapter", True, chance.random())
+            for engine in engines:
+                engine.wait()
+            committed, _ = run_story(folder, KILLS + number, kill, engines, (served, other))
+            if committed:
+                served, other = other, served
+            for index, engine in enumerate(engines):
+                if kill.victim >= TRAINERS and worker_of(kill.victim)[0] == index:
+                    engine.close()
+                    engines[index] = Engine(folder, engine.size, folder / "model", **SLOTS)
+                else:
+                    assert engine.answers(1) == expected[served], kill
+                    assert engine.answers() == base, kill
+    finally:
+        for engine in engines:
+            engine.close()
 
 
 def restarted(folder: Path, size: int, seed: int) -> Engine:

@@ -394,12 +394,14 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         self, number: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
     ) -> WeightUpdateResult:
         """Send a LoRA adapter to a slot of every engine, or of none; base weights stay. Requests
-        name it with `number` as `lora_int_id`. Names and `config` are those of PEFT's files. One
-        trainer sends. Raises what `send_weights` does."""
-        if self._group is None or self._senders > 1:
-            raise WeightUpdateError("adapters are sent by one trainer that has met its engines")
+        name it with `number` as `lora_int_id`. Names and `config` are those of PEFT's files. Every
+        sending trainer calls it, with what it holds. Raises what `send_weights` does."""
+        if self._group is None:
+            raise WeightUpdateError("adapters are sent by trainers that have met the engines")
         try:
             self._adapter.update(tensors)
+            if not self.is_sender:
+                return self._adapters.update()
             info = _describe(self._adapter, adapter=number, adapter_config=dict(config))
             update = self._drive(self._adapters, info, None)
         finally:
