@@ -201,3 +201,8 @@ def test_a_fault(
     assert all(after_s < bound_s for _, _, after_s in told), told
     if fault in HARMLESS:
         assert {kind for kind, _, _ in told} == {"NoneType"}, told
+    elif phase == "call" and fault != "loses-60%":  # it struck
+        kinds = {"PeerLost"} if fault == "kill" else {"PeerLost", "CollectiveTimeout"}
+        assert all(kind in kinds for kind, _, _ in told), told
+    if phase == "call" and fault in ("kill", "stop"):
+        assert all(f"rank {hosts - 1}" in text for _, text, _ in told), told
