@@ -152,6 +152,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnin
 	.venv/bin/lint-imports
 	.venv/bin/python tools/check_words.py
 	.venv/bin/python tools/check_includes.py
+	@.venv/bin/python tools/mutants --list > /dev/null
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
 	@.venv/bin/python tools/size.py

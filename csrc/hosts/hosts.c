@@ -407,7 +407,7 @@ bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *
         if (here || now > end || status_from_abort(g)) break;
         if (now - looked > SLICE_NS && hooks->pause && hooks->pause(hooks->argument)) break;
         if (now - looked > SLICE_NS) looked = now;
-        await_network(seen, 500 * 1000);
+        await_network(seen, 5 * 1000 * 1000);
     }
     return here;
 }

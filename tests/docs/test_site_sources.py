@@ -51,6 +51,14 @@ def test_a_public_name_without_a_docstring_is_refused(
         reference.write_pages(tmp_path)
 
 
+def test_the_lists_of_names_cut_no_sentence_short(sources: ModuleType, tmp_path: Path) -> None:
+    importlib.import_module("reference").write_pages(tmp_path)
+    text = "".join(page.read_text() for page in (tmp_path / "reference").iterdir())
+    rows = [row for row in text.splitlines() if row.startswith("| [")]
+    assert len(rows) > 100
+    assert not [row for row in rows if row.count("(") != row.count(")")]
+
+
 def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "forgotten.md").write_text("# Forgotten\n")
     drawn = ("plays-all_reduce-ring-4", "hang")

@@ -27,6 +27,9 @@ COMMAND_S = 30.0
 # The first process says that it is ready, and stays until the other end of its input is closed.
 _FIRST_PROCESS = "hostname {name} && mount -t tmpfs tmpfs /dev/shm && echo here && exec cat"
 
+_RANDOM_WORD = 0xFFFFF000 + 56
+"""SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h: where a packet filter reads a random number."""
+
 _WHERE_THREADS_WAIT = (
     "cd /proc; grep -as . [0-9]*/cmdline [0-9]*/task/*/comm [0-9]*/task/*/wchan || true"
 )
@@ -124,6 +127,19 @@ class Host:
         """As if the cable were pulled: the interface knows that it has no carrier."""
         _in_network(self.switch_pid, "ip", f"link set {self.port} down\n")
 
+    def shape(self, link: Link) -> None:
+        """From now on its cable carries only that, each way."""
+        _in_network(self.switch_pid, "tc", link.shape(self.port))
+        _in_network(self.pid, "tc", link.shape("eth0"))
+
+    def lose_packets(self, share: float) -> None:
+        """From now on its cable loses this share of the packets, each way, at random."""
+        # Load a random word; from so much on continue, else drop. netem is not in every kernel.
+        program = f"4,32 0 0 {_RANDOM_WORD},53 0 1 {int(share * 2**32)},6 0 0 0,6 0 0 2"
+        for pid, device in ((self.switch_pid, self.port), (self.pid, "eth0")):
+            at = f"qdisc add dev {device} clsact\nfilter add dev {device} egress"
+            _in_network(pid, "tc", f'{at} bpf direct-action bytecode "{program}"\n')
+
     def mend(self) -> None:
         """After `cut` or `unplug`."""
         _in_network(self.switch_pid, "ip", f"link set {self.port} master switch up\n")
@@ -196,8 +212,7 @@ def network(
                 addresses += f"addr add {host.ipv6}/64 dev eth0 nodad\n"
             _in_network(host.pid, "ip", f"link set lo up\n{addresses}link set eth0 up\n")
             if link.rate_bits_per_s:
-                _in_network(switch, "tc", link.shape(host.port))
-                _in_network(host.pid, "tc", link.shape("eth0"))
+                host.shape(link)
         yield Network(tuple(hosts))
 
 

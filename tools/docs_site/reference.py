@@ -109,7 +109,7 @@ def _opening(module: ModuleType) -> str:
     text = inspect.cleandoc(module.__doc__ or "")
     if not text:
         raise BadSource(f"{module.__name__} has no docstring")
-    return text.partition("\n\n")[0] + "\n"
+    return _with_links(text.partition("\n\n")[0]) + "\n"
 
 
 def _shown_in(source: Path, title: str, member: str) -> str:
@@ -126,7 +126,8 @@ def _shown_in(source: Path, title: str, member: str) -> str:
 def _first_sentence(full: str, value: Any) -> str:
     """What a name is, in the table of its module."""
     told = _DATA.get(full) or as_markdown(_docstring(full, value)).partition("\n\n")[0]
-    return re.split(r"(?<=[.:;])\s", " ".join(told.split()), maxsplit=1)[0].rstrip(":;")
+    plain = re.sub(r" \([^()]*:[^()]*\)", "", " ".join(told.split()))  # "(None: the world)"
+    return re.split(r"(?<=[.:;])\s", plain, maxsplit=1)[0].rstrip(":;")
 
 
 def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
@@ -251,11 +252,15 @@ def as_markdown(docstring: str) -> str:
     told, prompt, example = docstring.partition(">>>")
     told, also, names = told.partition("See also ")
     links = re.sub(r"`(\w+)`", r"[\1](unisono.\1.md)", names)
-    text = _escaped((told + also + links).rstrip()) + "\n"
-    text = re.sub(r"docs/([\w-]+)\.md", lambda page: _link(_DOCS / f"{page[1]}.md"), text)
+    text = _with_links(_escaped((told + also + links).rstrip())) + "\n"
     if prompt:
         text += f"\n```pycon\n{prompt}{example.rstrip()}\n```\n"
     return text
+
+
+def _with_links(text: str) -> str:
+    """What a docstring calls docs/hosts.md is that page, by its title."""
+    return re.sub(r"docs/([\w-]+)\.md", lambda page: _link(_DOCS / f"{page[1]}.md"), text)
 
 
 def _link(page: Path) -> str:

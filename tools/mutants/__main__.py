@@ -1,7 +1,7 @@
 """Break the code on purpose, one line at a time, and see whether the tests notice.
 
     python tools/mutants                  all of them (make mutants)
-    python tools/mutants --list           what they are
+    python tools/mutants --list           what they are, and whether all have their place
     python tools/mutants --only wake      those whose name or file contains the word
     python tools/mutants --resume         go on where the last run of the same sources stopped
 
@@ -245,7 +245,6 @@ def try_mutant(mutant: Mutant, results: Results, python: Path) -> str:
 
 def run_all(chosen: list[Mutant], resume: bool) -> int:
     """Try these mutants; returns the exit code."""
-    check_list()
     HOME.mkdir(parents=True, exist_ok=True)
     results = Results(copy_tree(), resume)
     python = make_environment()
@@ -281,11 +280,11 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.name:24} {mutant.file}\n    {mutant.why}")
             print(f"    {', '.join(mutant.tests)}")
-        return 0
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # though a shell had it ignored
     try:
-        return run_all(chosen, options.resume)
+        check_list()
+        return 0 if options.list else run_all(chosen, options.resume)
     except Wrong as wrong:
         print(f"\n{wrong}", file=sys.stderr)
         return 2

@@ -106,8 +106,8 @@ ENGINE = (
     Mutant(
         "order-of-sums",
         "csrc/base/reduce.c",
-        "for (int s = 2; s < sources - 1; s++)                                             \\",
-        "for (int s = sources - 2; s > 1; s--)                                             \\",
+        "for (int s = 2; s < sources - 1; s++)",
+        "for (int s = sources - 2; s > 1; s--)",
         "sums are not added in rank order: other bits than documented, and than in other cuts",
         ("tests/comm/test_bitwise.py",),
     ),

@@ -155,8 +155,8 @@ LIBRARY = (
     Mutant(
         "not-in-a-call",
         "src/unisono/watch/hangs.py",
-        "if where.state or not where.in_call:",
-        "if where.state:",
+        "if other.reason or where.state or not where.in_call:",
+        "if other.reason or where.state:",
         "a rank that is busy elsewhere is taken for one that waits, and another is blamed",
         (f"{_WATCH}a_rank_that_is_busy_is_to_blame_whatever_it_has_begun",),
     ),

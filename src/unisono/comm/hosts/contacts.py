@@ -6,7 +6,7 @@ Every rank finds a UCX library, creates its worker, and tells the others through
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from unisono.comm.engine import native
 from unisono.comm.hosts import ucx
@@ -17,8 +17,7 @@ from unisono.comm.meeting.roster import gather
 from unisono.errors import RendezvousError, UnisonoError
 
 
-@dataclass(frozen=True)
-class Contact:
+class Contact(NamedTuple):
     """The address, port and interface of a rank's control line; and the address of its UCX
     worker, as hexadecimal digits, with the version and the path of its UCX. A `problem` says why
     it cannot be reached."""
@@ -44,7 +43,7 @@ def exchange_contacts(
 
     Raises RendezvousError on all of them if one has no UCX, or their versions differ.
     """
-    told = gather(board, "contacts", rank, len(hosts.pids), {"contact": vars(mine)}, group)
+    told = gather(board, "contacts", rank, len(hosts.pids), {"contact": mine._asdict()}, group)
     contacts = [Contact(**theirs["contact"]) for theirs in told]
     for other, contact in enumerate(contacts):
         if contact.problem:

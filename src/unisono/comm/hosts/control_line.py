@@ -19,7 +19,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from unisono import variables
@@ -80,17 +79,16 @@ class _Line:
         return last_answer_ms / 1000 if unacknowledged else None
 
 
-@dataclass
 class _Wanted:
     """A line that is wanted until `end`; `summons`: the other side does not know yet, and must
     be asked to connect."""
 
-    where: Where
-    summons: bool
-    end: float = 0.0
-    problem: str = "it has not connected"
-    again: float = 0.0
-    is_there: threading.Event = field(default_factory=threading.Event)
+    end, again = 0.0, 0.0
+    problem = "it has not connected"
+
+    def __init__(self, where: Where, summons: bool) -> None:
+        self.where, self.summons = where, summons
+        self.is_there = threading.Event()
 
 
 _all_lines: weakref.WeakSet[ControlLines] = weakref.WeakSet()

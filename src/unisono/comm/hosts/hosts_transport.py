@@ -11,9 +11,8 @@ from __future__ import annotations
 import _thread
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from sys import is_finalizing
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
@@ -32,8 +31,7 @@ _ANSWER_S = 0.4
 _GLANCE_S = 0.1
 
 
-@dataclass(frozen=True)
-class Meeting:
+class Meeting(NamedTuple):
     """What a new group will be, and its deadline; `check` raises if ranks will not join."""
 
     name: str

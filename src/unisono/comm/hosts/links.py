@@ -18,8 +18,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from unisono.comm.engine import native
 from unisono.comm.hosts.contacts import Contact, exchange_contacts, own_contact
@@ -53,8 +52,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_network._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True)
-class GroupMembers:
+class GroupMembers(NamedTuple):
     """The `name` of a group, the `key` of its records, and its members' global ranks."""
 
     name: str
@@ -62,7 +60,6 @@ class GroupMembers:
     members: tuple[int, ...]
 
 
-@dataclass
 class Ballot:
     """Where this process votes on the ranks that survive a group: the number of the store, when
     that last answered, and whether it has voted, or will not turn to another store."""

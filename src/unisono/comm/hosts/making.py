@@ -68,8 +68,9 @@ def _make(board: Board, links: Links, placement: Placement, meeting: Meeting) ->
     )
     with contextlib.closing(RendezvousServer()) as server:
         met = meet_by(_part_of_host(board, placement), server, request)
-        load_soon(*NEEDED_LATER)
-        return HostsTransport.over(met, links, placement, server, meeting)
+        made = HostsTransport.over(met, links, placement, server, meeting)
+    load_soon(*NEEDED_LATER)
+    return made
 
 
 def _part_of_host(board: Board, placement: Placement) -> Board:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from unisono.comm.meeting.identity import Hosts
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """`members` has the global ranks of a group in the order of its ranks; `hosts` the group
     ranks on each host, hosts by lowest rank; `host` and `index` are this rank's place in them;
     `sharers` is how many run on this machine, including those of other hosts."""
@@ -17,7 +16,7 @@ class Placement:
     members: tuple[int, ...]
     hosts: tuple[tuple[int, ...], ...]
     host: int
-    index: int
+    index: int  # type: ignore[assignment]  # instead of the method of tuples
     sharers: int = 0
 
     @property

@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from unisono import variables
 from unisono.comm import engine
@@ -36,8 +36,7 @@ print(*(number.value for number in numbers))
 """
 
 
-@dataclass(frozen=True)
-class Ucx:
+class Ucx(NamedTuple):
     """A UCX of this host: `path` is its libucp.so, `origin` says in words where it comes from."""
 
     path: Path

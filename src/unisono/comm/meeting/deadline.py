@@ -56,12 +56,14 @@ class LimitOfEach(Deadline):
 class Waiting:
     """A rank's wait for the others of a new group, up to a deadline."""
 
-    def __init__(self, rank: int, size: int, group: str, deadline: Deadline) -> None:
+    def __init__(
+        self, rank: int, size: int, group: str, deadline: Deadline, pause_s: float = 0.0001
+    ) -> None:
         self._rank, self._size, self._group = rank, size, group
         self._deadline = deadline
         self._quiet = Deadline(QUIET_S)
         self._has_spoken = False
-        self._pause_s = 0.0001
+        self._pause_s = pause_s
 
     def is_long(self) -> bool:
         return not self._quiet.left_s()

@@ -29,6 +29,8 @@ is how many ranks it expects."""
 
 _LEFT = "-"
 _DAMAGED = "the torch Store of the meeting, and another process has deleted or replaced that there"
+_PAUSE_S = 0.001
+"""Before the second look: each is a request to the store."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -97,7 +99,7 @@ class Roster:
         about |= {"machine": machine, "host": variables.HOSTID.read() or machine}
         self.mine: Entry = {**says, **about}
         self._text = json.dumps(self.mine)
-        self._waiting = Waiting(rank, size, group, board.deadline)
+        self._waiting = Waiting(rank, size, group, board.deadline, _PAUSE_S)
 
     def publish(self) -> None:
         self.board.set(str(self.rank), self._text)

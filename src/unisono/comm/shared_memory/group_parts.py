@@ -7,8 +7,7 @@ parts of a group have the same key, on all hosts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.records import GroupRecords
@@ -20,8 +19,7 @@ _MOST_BYTES = 103
 _MOST_OF_HOST = 24
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The group (`key`) and the host of a part."""
 
     key: str
@@ -57,6 +55,8 @@ def join_parts(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
         before = found.get(group.segment)
         if before is not None and group.is_part:
             ranks = {member.rank: member for member in (*group.ranks, *before.ranks)}
+            from dataclasses import replace  # slow to import at every start
+
             group = replace(before, ranks=tuple(ranks[rank] for rank in sorted(ranks)))
         found[group.segment] = group
     return list(found.values())
