@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from unisono.plan.algorithms.binomial import powers_of_two
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
@@ -19,8 +20,5 @@ from unisono.plan.schedule import Schedule, Step
 @algorithm("barrier", "dissemination")
 def barrier(ranks: int) -> Schedule:
     rank = np.arange(ranks)
-    steps = [
-        Step.of(rank, (rank + (1 << bit)) % ranks, 0, "reduce")
-        for bit in range((ranks - 1).bit_length())
-    ]
+    steps = [Step.of(rank, (rank + far) % ranks, 0, "reduce") for far in powers_of_two(ranks)]
     return Schedule.from_steps("barrier", "dissemination", ranks, 1, steps)
