@@ -155,10 +155,6 @@ def reduction(
     an unknown reduction, and one that is not defined for a tensor's dtype."""
     known = known_reduction(op)
     if known is None:
-        if isinstance(op, Communicator) or hasattr(op, "rank"):
-            comm.reject_call(
-                operation, f"{op!r} is not a reduction: pass a group as the keyword group=..."
-            )
         comm.reject_call(operation, describe_unknown_reduction(op))
     name: str = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in {dtype_name(tensor) for tensor in tensors}:

@@ -26,7 +26,6 @@ from unisono.collectives.arguments import (
     is_tensor,
     part_shape,
     parts,
-    reduction,
     refuse_type,
     result_or_work,
 )
@@ -81,8 +80,6 @@ def all_reduce(
             why = "out= takes a tensor: it cannot be used with a structure"
             refuse_type(comm, "all_reduce", why)
         return structures.all_reduce(comm, tensor, op, async_op, algorithm, reproducible)
-    if op != "sum":
-        op = reduction(op, comm, "all_reduce", tensor)
     if out is not None:
         tensor = copy_into(comm, "all_reduce", out, tensor)
     given: Any = tensor
@@ -120,7 +117,6 @@ def reduce(
     """
     comm = resolve(group)
     check_tensor(comm, "reduce", tensor)
-    op = reduction(op, comm, "reduce", tensor)
     dst = check_rank(comm, "reduce", dst, root)
     if comm.rank != dst:
         result, given = None, tensor.contiguous() if isinstance(tensor, _Tensor) else tensor
@@ -313,7 +309,6 @@ def reduce_scatter(
         shape, like = tensors[comm.rank].shape, tensors[comm.rank]
     else:
         shape, like = part_shape(comm, "reduce_scatter", tensors), tensors
-    op = reduction(op, comm, "reduce_scatter", like)
     output = empty(like, shape) if out is None else out
     work = comm.reduce_scatter(output, tensors, op, async_op=async_op, reproducible=reproducible)
     return result_or_work(work, async_op, output)
