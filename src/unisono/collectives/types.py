@@ -22,16 +22,8 @@ else:
 
 
 __all__ = [
-    "Algorithm",
-    "Group",
-    "Op",
-    "OutT",
-    "Rank",
-    "StructureT",
-    "Tensor",
-    "TensorT",
-    "Tensors",
-]
+    "Algorithm", "Group", "Op", "OutT", "Rank", "StructureT", "Tensor", "TensorT", "Tensors",
+]  # fmt: skip
 
 
 class Dataclass(Protocol):

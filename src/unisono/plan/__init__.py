@@ -27,28 +27,8 @@ from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.topology import PRESETS, Topology, find_topology
 
 __all__ = [
-    "COLLECTIVES",
-    "PRESETS",
-    "Algorithm",
-    "Choice",
-    "Cost",
-    "InNetwork",
-    "Phase",
-    "Ranking",
-    "Schedule",
-    "ScheduleError",
-    "Step",
-    "Timeline",
-    "Topology",
-    "Transfer",
-    "algorithm",
-    "catalog",
-    "costs",
-    "explain",
-    "find",
-    "find_topology",
-    "rank_algorithms",
-    "reduce_in_network",
-    "simulate",
-    "verify",
-]
+    "COLLECTIVES", "PRESETS", "Algorithm", "Choice", "Cost", "InNetwork", "Phase", "Ranking",
+    "Schedule", "ScheduleError", "Step", "Timeline", "Topology", "Transfer", "algorithm",
+    "catalog", "costs", "explain", "find", "find_topology", "rank_algorithms", "reduce_in_network",
+    "simulate", "verify",
+]  # fmt: skip
