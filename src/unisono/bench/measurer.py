@@ -82,9 +82,6 @@ class _Samples:
     def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> _Samples:
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
-    def without_last(self) -> _Samples:
-        return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
-
     def took_s(self) -> NDArray[numpy.float64]:
         """Each sample's time: that of the slowest rank."""
         slowest: NDArray[numpy.float64] = numpy.max(self.end_s - self.begin_s, axis=0)
@@ -245,9 +242,10 @@ class Measurer:
                 shuffler.shuffle(order)
                 for contestant in order:
                     taken[contestant.name].append(self._turn(contestant))
-                enough = block + 1 >= BLOCKS_AT_LEAST and (
-                    time.perf_counter() > end_s or (block % 5 == 4 and self._stable(taken))
-                )
+                enough = block + 1 >= BLOCKS_AT_LEAST and time.perf_counter() > end_s
+                if block % 5 == 4 and not enough:
+                    known = [summarise(_Samples.of(turns).took_s()) for turns in taken.values()]
+                    enough = all(each.uncertainty < STABLE for each in known)
                 late = time.perf_counter() > end_s + 4 * self.budget_s and block >= 2
                 if self.control.agree(float(enough or late)):
                     break
@@ -276,11 +274,6 @@ class Measurer:
         end_s = time.perf_counter()
         return begin_s, end_s, self._clock.queued_s() - queued_before_s
 
-    def _stable(self, taken: _Turns) -> bool:
-        return all(
-            summarise(_Samples.of(turns).took_s()).uncertainty < STABLE for turns in taken.values()
-        )
-
     # -- afterwards ----------------------------------------------------------------------------
 
     def _row(
@@ -288,7 +281,7 @@ class Measurer:
     ) -> Row:
         collective, ranks = case.collective, case.ranks
         if not collective.is_collective and ranks % 2:  # the last one has no neighbour
-            samples = samples.without_last()
+            samples = _Samples(samples.begin_s[:-1], samples.end_s[:-1], samples.queued_s[:-1])
         each = contestant.batch * messages(collective.name, case.size_bytes)
         time_us = summarise(samples.took_s() / each * 1e6)
         items = item_bytes(case.dtype)
