@@ -30,11 +30,15 @@ def is_tensor(tensor: Any) -> bool:
 
 
 def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
+    """Reject what is no tensor or array, and sparse tensors and the like."""
     if not is_tensor(tensor):
         why = f"{type(tensor).__name__} is neither a tensor nor an array"
         if operation in ("all_gather", "gather"):
             why += f": unisono.{operation}_object takes lists, dicts and other plain data"
         refuse_type(comm, operation, why)
+    if isinstance(tensor, _Tensor) and (tensor.layout is not torch.strided or tensor.is_quantized):
+        kind = f"{tensor.layout} of {tensor.dtype}"
+        refuse_type(comm, operation, f"{kind} is not dense: pass a dense tensor")
 
 
 def copy_of(tensor: Any) -> Any:
@@ -135,17 +139,12 @@ def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: A
 
 
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
-    """A tensor, or an array as a tensor over the same memory. Rejects sparse tensors and the
-    like."""
-    if not isinstance(tensor, torch.Tensor):
-        try:
-            return torch.from_numpy(tensor)
-        except (TypeError, ValueError) as error:
-            refuse_type(comm, operation, str(error))
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = f"{tensor.layout} of {tensor.dtype}"
-        refuse_type(comm, operation, f"{kind} is not dense: pass a dense tensor")
-    return tensor
+    """A tensor, or an array as a tensor over the same memory."""
+    check_tensor(comm, operation, tensor)
+    try:
+        return tensor if isinstance(tensor, _Tensor) else torch.from_numpy(tensor)
+    except (TypeError, ValueError) as error:
+        refuse_type(comm, operation, str(error))
 
 
 def reduction(

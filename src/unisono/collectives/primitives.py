@@ -225,12 +225,11 @@ def gather(
         return result_or_work(None, async_op, [copy_of(tensor)])
     comm = resolve(group)
     dst = check_rank(comm, "gather", dst, root)
-    check_tensor(comm, "gather", tensor)
+    dense = as_dense_tensor(comm, "gather", tensor)
     buffers = None
     if out is not None and comm.rank == dst:
         buffers = parts(comm, "gather", out)
-    result = ragged.gather(comm, as_dense_tensor(comm, "gather", tensor), dst, buffers, async_op)
-    return in_given_type(tensor, result)
+    return in_given_type(tensor, ragged.gather(comm, dense, dst, buffers, async_op))
 
 
 @inputs_first
