@@ -57,10 +57,7 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     position = np.arange(ranks)
     if channels == 1:
         return position[None, :]
-    if node_size < 1 or ranks % node_size:
-        raise ValueError(
-            f"channels need nodes of equal size: {ranks} ranks do not fill nodes of {node_size}"
-        )
+    check_nodes("channels need", ranks, node_size)
     node, passed = np.divmod(position, node_size)
     first = (np.arange(channels) * node_size // channels)[:, None]
     # Odd strides visit all ranks of such a node, and end at as many ranks as they begin at.
@@ -69,6 +66,12 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     local = np.where(node % 2 == 0, first + passed * stride, last - passed * stride) % node_size
     order: Ranks = node * node_size + local
     return order
+
+
+def check_nodes(what: str, ranks: int, node_size: int) -> None:
+    if node_size < 1 or ranks % node_size:
+        why = f"{ranks} ranks do not fill nodes of {node_size}"
+        raise ValueError(f"{what} nodes of equal size: {why}")
 
 
 def check_size(name: str, ranks: int) -> None:
