@@ -1,8 +1,6 @@
 """Checks of the functions' arguments: tensors, arrays, ranks and reductions. An invalid argument is
 reported to the other ranks, too. Also the works that the functions return."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NoReturn

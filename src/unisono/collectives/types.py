@@ -1,7 +1,5 @@
 """What the functions take and return, for type checkers: tensor in, tensor out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias

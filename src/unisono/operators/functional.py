@@ -6,8 +6,6 @@ It keeps the parts in a cache on disk, by the operator's arguments alone: nothin
 the rank or, unless it is an argument, on the size of the group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

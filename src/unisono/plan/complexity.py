@@ -1,7 +1,5 @@
 """Steps, bytes and alpha-beta-gamma time of every algorithm, computed from its schedule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

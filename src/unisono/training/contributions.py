@@ -1,7 +1,5 @@
 """Micro-batches as contributions: gradients whose bits do not depend on the number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """all_to_all of rows with gradients, where both sides know the number of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Gradients averaged over ranks while backward still runs, for programs without DDP."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Memory that a group shares, and tensors that share storage."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Connect the backends of a run on every rank; missing ones are skipped, with a reason."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Chapters 1 to 6: ranks, collectives, algorithms, messages."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

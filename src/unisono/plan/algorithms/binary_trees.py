@@ -23,8 +23,6 @@ busy. With d = floor(lg n) levels below the root of a heap:
 | double_tree | broadcast, reduce | ceil(lg n) + pieces - 1   | at most 1        | n - 1          |
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

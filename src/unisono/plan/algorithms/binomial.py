@@ -13,8 +13,6 @@ and scatter run backwards; all_reduce is a reduction to rank 0 and a broadcast f
 | all_reduce          | 2 ceil(lg n) | ceil(lg n), rank 0                | 2(n - 1)          |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.reverse import algorithm_both_ways, backwards

@@ -14,8 +14,6 @@ each chunk is sent lg n / 2 times.
 (The last is lg n / 2 for powers of two.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.binomial import powers_of_two

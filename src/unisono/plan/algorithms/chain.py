@@ -10,8 +10,6 @@ backwards.
 | n - 2 + pieces   | at most 1    |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.binary_trees import broadcast_along

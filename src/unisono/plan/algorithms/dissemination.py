@@ -8,8 +8,6 @@ steps each rank has heard from every other, directly or not. The messages are em
 | ceil(lg n) | ceil(lg n) messages |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.binomial import powers_of_two

@@ -10,8 +10,6 @@ needs nodes of equal size. With p the largest power of two up to m:
 | 2 (if g > 1) + 2 lg p (+2)| 2(g - 1) / g          | 2(m - 1) / (m g)         |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms import recursive

@@ -13,8 +13,6 @@ With g ranks in each of m nodes:
 The steps are for even m; an odd m may save two.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.binary_trees import Ranks, all_reduce_along, both_trees

@@ -13,8 +13,6 @@ and get the result at the end, which costs another.
 | all_gather     | recursive_doubling | lg p                 | (p - 1) / p         |
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -17,8 +17,6 @@ what leaves through card j arrives through card j (except for one hop if m is od
 | all_reduce     | 2(n - 1) | 2(n - 1) / n    | 2(n - 1) / (n k)                             |
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Where an engine receives new weights, and how they replace the old ones."""
 
-from __future__ import annotations
-
 import operator
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
