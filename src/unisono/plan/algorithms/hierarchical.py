@@ -13,8 +13,7 @@ needs nodes of equal size. With p the largest power of two up to m:
 import numpy as np
 
 from unisono.plan.algorithms import recursive
-from unisono.plan.algorithms.ring import check_nodes
-from unisono.plan.catalog import algorithm
+from unisono.plan.catalog import algorithm, check_nodes
 from unisono.plan.schedule import Action, Schedule, Step
 
 

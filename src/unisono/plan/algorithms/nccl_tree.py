@@ -16,8 +16,8 @@ The steps are for even m; an odd m may save two.
 import numpy as np
 
 from unisono.plan.algorithms.binary_trees import Ranks, all_reduce_along, both_trees
-from unisono.plan.algorithms.ring import check_nodes, check_size, far_first
-from unisono.plan.catalog import algorithm
+from unisono.plan.algorithms.ring import check_size, far_first
+from unisono.plan.catalog import algorithm, check_nodes
 from unisono.plan.schedule import Schedule
 
 

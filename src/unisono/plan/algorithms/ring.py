@@ -20,7 +20,7 @@ what leaves through card j arrives through card j (except for one hop if m is od
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.catalog import algorithm
+from unisono.plan.catalog import algorithm, check_nodes
 from unisono.plan.schedule import Action, Phase, Schedule, Step
 
 MOST_RANKS_IN_CHANNELS = 1024
@@ -64,12 +64,6 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     local = np.where(node % 2 == 0, first + passed * stride, last - passed * stride) % node_size
     order: Ranks = node * node_size + local
     return order
-
-
-def check_nodes(what: str, ranks: int, node_size: int) -> None:
-    if node_size < 1 or ranks % node_size:
-        why = f"{ranks} ranks do not fill nodes of {node_size}"
-        raise ValueError(f"{what} nodes of equal size: {why}")
 
 
 def check_size(name: str, ranks: int) -> None:
