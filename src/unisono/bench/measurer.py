@@ -1,8 +1,6 @@
 """How one row is measured: checked, warmed up, and timed in blocks in which the backends take
 turns."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy
 from numpy.typing import NDArray
@@ -79,7 +77,7 @@ class _Samples:
     queued_s: NDArray[numpy.float64]
 
     @classmethod
-    def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> _Samples:
+    def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> Self:
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
     def took_s(self) -> NDArray[numpy.float64]:

@@ -1,10 +1,9 @@
 """A run on a terminal: its progress, and one table per collective as soon as it is measured."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import compress
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -34,7 +33,7 @@ class Show:
         # Refreshed by events only: a drawing thread would disturb the measurement.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
