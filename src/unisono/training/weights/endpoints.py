@@ -281,11 +281,9 @@ class WeightSender(_Endpoint):
         return {name: mine.tensors[name] for name in names}
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
-        counts = {  # of writes by torch's operators
-            name: tensor._version
-            for name, tensor in mine.tensors.items()
-            if self._check_live and not tensor.is_inference()
-        }
+        checked = mine.tensors.items() if self._check_live else ()
+        # of writes by torch's operators
+        counts = {name: each._version for name, each in checked if not each.is_inference()}
         self._protocol.move(mine, mine, transfers.device_for(mine), self._progress)
         self._protocol.attempt(partial(_check_unwritten, mine, counts))
         served = self._served(transfers, mine)
