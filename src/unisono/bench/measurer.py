@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import cycle, islice
 from typing import Self, TypeAlias
 
@@ -112,24 +112,20 @@ class Control:
         return float(self.gather(numpy.array([value]))[0, 0])
 
 
+@dataclass
 class Measurer:
     """Measures rows, on all ranks together; every rank gets the same numbers."""
 
-    def __init__(
-        self,
-        control: Control,
-        backends: Sequence[Backend],
-        *,
-        budget_s: float,
-        with_floor: bool = True,
-        crowded: bool = False,
-        link_limit: LinkLimit | None = None,
-    ) -> None:
-        self.control, self.backends = control, backends
-        self.budget_s, self.with_floor = budget_s, with_floor
-        self.crowded = crowded
-        """Whether there are more ranks than cores."""
-        self.link_limit = link_limit
+    control: Control
+    backends: Sequence[Backend]
+    _: KW_ONLY
+    budget_s: float
+    with_floor: bool = True
+    crowded: bool = False
+    """Whether there are more ranks than cores."""
+    link_limit: LinkLimit | None = None
+
+    def __post_init__(self) -> None:
         self._clock = _QueueClock()
         self._buffers: dict[str, Buffers] = {}
 

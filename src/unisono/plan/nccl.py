@@ -208,24 +208,22 @@ def tree_latency_us(ranks: int, nodes: int, protocol: str) -> float:
     return CALL_US["Tree"][which] + 2 * one_way_us
 
 
+@dataclass
 class _Model:
     """Latency and bandwidth of each algorithm and protocol."""
 
-    def __init__(
-        self,
-        collective: str,
-        ranks: int,
-        nodes: int,
-        machine: _Machine,
-        graphs: Mapping[str, Graph],
-        switches_add: bool,
-    ) -> None:
-        self.collective, self.ranks, self.nodes = collective, ranks, nodes
-        self.machine, self.graphs, self.switches_add = machine, graphs, switches_add
-        self.local = ranks // nodes
-        self.channels = 2 * graphs["ring"].channels
-        steps = {"all_reduce": 2 * (ranks - 1), "broadcast": ranks, "reduce": ranks}
-        self.steps = steps.get(collective, ranks - 1)
+    collective: str
+    ranks: int
+    nodes: int
+    machine: _Machine
+    graphs: Mapping[str, Graph]
+    switches_add: bool
+
+    def __post_init__(self) -> None:
+        self.local = self.ranks // self.nodes
+        self.channels = 2 * self.graphs["ring"].channels
+        steps = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks, "reduce": self.ranks}
+        self.steps = steps.get(self.collective, self.ranks - 1)
 
     def has(self, algorithm: str, protocol: str) -> bool:
         """Whether NCCL considers the protocol by default; only LL128 depends on the graph."""
