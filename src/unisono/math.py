@@ -5,6 +5,8 @@ by element. Shards may differ in length, and may be empty. float16 and bfloat16 
 float32. Every function has a gradient, by the convention of `unisono.differentiable`.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from unisono.torch_support import require_torch

@@ -8,6 +8,8 @@ order. A rank whose loss does not depend on a result adds `0 * result.sum()` to 
 input requires a gradient, every rank's result does.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """Messages between two ranks as plain functions; `src` and `dst` are ranks of the group."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from unisono.collectives.arguments import ResultWork

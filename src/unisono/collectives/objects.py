@@ -1,6 +1,8 @@
 """Objects between ranks: plain data in our own encoding (encoding.py), so that a peer can only send
 data; anything else is pickled, and only on request."""
 
+from __future__ import annotations
+
 from typing import Any, TypeVar
 
 from unisono.collectives.arguments import check_rank, inputs_first

@@ -1,5 +1,7 @@
 """Tensors and modules moved into memory that all ranks of a group have mapped (docs/shared.md)."""
 
+from __future__ import annotations
+
 from itertools import chain
 from typing import Any, TypeVar
 

@@ -1,5 +1,7 @@
 """The list of algorithms: the built-in ones, and those that a program adds with `@algorithm`."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """Which algorithm is fastest for a collective on some ranks of a topology, and why."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

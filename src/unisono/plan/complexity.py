@@ -1,5 +1,7 @@
 """Steps, bytes and alpha-beta-gamma time of every algorithm, computed from its schedule."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

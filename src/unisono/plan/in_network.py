@@ -18,6 +18,8 @@ all ranks: S/g leaves and S comes in. Both happen at once, on different pieces, 
 (1 + 1/g) S in each direction where a ring takes 2(g - 1)/g S.
 """
 
+from __future__ import annotations
+
 import heapq
 from collections import defaultdict
 from collections.abc import Sequence

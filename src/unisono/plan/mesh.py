@@ -4,6 +4,8 @@ The last axis varies fastest: in `Mesh({"dp": 2, "tp": 4})` ranks 0, 1, 2, 3 dif
 ranks 0 and 4 only in dp.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

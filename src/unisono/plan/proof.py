@@ -2,6 +2,8 @@
 keeps it. A sum has each rank's contribution exactly once; a barrier may count one twice, because it
 adds nothing."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from unisono.errors import ScheduleError, name_ranks

@@ -3,10 +3,12 @@
 docs/schedules.md defines what a schedule means.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,7 +72,7 @@ class Step:
         chunk: ArrayLike,
         action: Action | ArrayLike,
         count: ArrayLike = 1,
-    ) -> Self:
+    ) -> Step:
         """A step from columns; a single value is repeated.
 
         `action` is "copy" or "reduce" for all, or a column of booleans: True means reduce.
@@ -100,7 +102,7 @@ class Step:
         count: ArrayLike,
         *,
         chunks: int,
-    ) -> Self:
+    ) -> Step:
         """Like `of`, but chunks past the last of `chunks` chunks wrap around to the first."""
         step = cls.of(source, destination, chunk, action, count)
         over = step.chunk + step.count - chunks
@@ -114,7 +116,7 @@ class Step:
         )
 
     @classmethod
-    def listing(cls, transfers: Iterable[tuple[int, int, int, Action] | Transfer]) -> Self:
+    def listing(cls, transfers: Iterable[tuple[int, int, int, Action] | Transfer]) -> Step:
         """A step from transfers: `(source, destination, chunk, action)` or `Transfer`s."""
         rows = [row if isinstance(row, Transfer) else Transfer(*row) for row in transfers]
         for row in rows:
@@ -226,7 +228,7 @@ class Schedule:
         chunks: int,
         steps: Iterable[Step | Phase | Iterable[tuple[int, int, int, Action] | Transfer]],
         root: int = 0,
-    ) -> Self:
+    ) -> Schedule:
         """A schedule from steps, phases, or lists of transfers; empty steps are left out."""
         phases = []
         for step in steps:
@@ -329,7 +331,7 @@ class Schedule:
         return json.dumps({name: getattr(self, name) for name in fields} | {"phases": phases})
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str) -> Schedule:
         """The schedule that `to_json` wrote as `text`. Raises ValueError for anything else."""
         try:
             parts = json.loads(text)

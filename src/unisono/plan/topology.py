@@ -1,11 +1,12 @@
 """How ranks are connected: nodes, links with latency and bandwidth, cards that ranks share."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ class Topology:
         bytes_per_s: float,
         overhead_s: float = 0.0,
         reduce_bytes_per_s: float = math.inf,
-    ) -> Self:
+    ) -> Topology:
         """All ranks on one switch: the alpha-beta-gamma model."""
         flat = cls("flat", 1 << 40, latency_s, bytes_per_s, overhead_s=overhead_s)
         return dataclasses.replace(flat, reduce_bytes_per_s=reduce_bytes_per_s)
 
     @classmethod
-    def from_toml(cls, path: str | Path) -> Self:
+    def from_toml(cls, path: str | Path) -> Topology:
         """A topology from a TOML file whose keys are the names of the fields, or ValueError."""
         try:
             values = tomllib.loads(Path(path).read_text())
@@ -127,7 +128,7 @@ class Topology:
             lines.append(f"{field.name} = {text}")
         return "\n".join(lines) + "\n"
 
-    def with_nodes_of(self, node_size: int) -> Self:
+    def with_nodes_of(self, node_size: int) -> Topology:
         """This topology with `node_size` ranks per node."""
         return dataclasses.replace(self, node_size=node_size)
 

@@ -3,6 +3,8 @@
 Every member of `group` (None: the world) makes the same call; in one process the calls work, too.
 """
 
+from __future__ import annotations
+
 import random
 import secrets
 from collections.abc import Iterator

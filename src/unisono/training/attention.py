@@ -5,6 +5,8 @@ Gimelshein, "Online normalizer calculation for softmax", 2018). Queries, keys an
 shape (..., heads, positions, width); all work is done in float32 at least.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,7 @@
 """Give a newcomer the training state of a rank that has it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Clip gradients by their norm over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 import torch

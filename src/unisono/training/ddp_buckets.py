@@ -1,6 +1,8 @@
 """DDP's communication hooks, which get each full bucket: in shared memory, by which its pages are
 replaced on the first call; or in few bits."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

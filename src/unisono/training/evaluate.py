@@ -1,6 +1,8 @@
 """Evaluation on shards of a dataset, which often differ in size, or which samplers pad by repeating
 samples: here every sample counts once."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

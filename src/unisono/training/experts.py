@@ -3,6 +3,8 @@ al., GShard, 2020; Fedus et al., Switch Transformers, 2021). Of `num_experts`, r
 of equal shares. Every rank first sends how many tokens it has for each expert, in one small
 message."""
 
+from __future__ import annotations
+
 import math
 import struct
 from collections.abc import Iterable

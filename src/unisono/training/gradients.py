@@ -1,5 +1,7 @@
 """Gradients averaged over ranks while backward still runs, for programs without DDP."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Iterable, Iterator

@@ -7,6 +7,8 @@ ranks compute equally much in every step of a ring (zigzag: Zhu, ring-flash-atte
 first balanced order: Brandon et al., Striped Attention, 2023).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from types import EllipsisType

@@ -2,6 +2,8 @@
 (Rajbhandari et al., 2020). A step is a reduce_scatter of the gradients, an update of this rank's
 share, and an all_gather of the parameters: the bytes of one all_reduce."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

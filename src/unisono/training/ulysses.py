@@ -5,6 +5,8 @@ Beside it a ring may cut the sequence further: heads first, context second (Gu e
 2D-Attention, 2024).
 """
 
+from __future__ import annotations
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -1,5 +1,7 @@
 """What a rank must hold in memory, part by part."""
 
+from __future__ import annotations
+
 import dataclasses
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """A transformer as a planner sees it: sizes, from which parameters and work follow."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -51,7 +53,7 @@ class Model:
             if field.name in ("layers", "width", "heads", "positions", "vocabulary", "top_k"):
                 is_wrong, wanted = type(value) is not int or value < 1, "a whole number >= 1"
             else:
-                is_wrong = field.type is int and (type(value) is not int or value < 0)
+                is_wrong = field.type == "int" and (type(value) is not int or value < 0)
                 wanted = "a whole number >= 0"
             if is_wrong:
                 raise ValueError(f"{field.name} of a model must be {wanted}, not {value!r}")

@@ -1,5 +1,7 @@
 """All layouts of some ranks that hold a model, the fastest first, and why."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,8 @@
 """How long computation takes, by a roofline (Williams, Waterman and Patterson, 2009): as long as
 the slower of the arithmetic and the memory."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """How long a training step takes, part by part, under the rules of docs/layouts.md."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from unisono.plan.layouts.calls import Calls

@@ -4,6 +4,8 @@ For each parameter the workers are told name, dtype and shape by remote calls; t
 broadcasts and the workers receive. A worker has a model with `load_weights(pairs)`, like vLLM's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self

@@ -4,6 +4,8 @@ Trainer ranks make a `WeightSender`, engine ranks a `WeightReceiver`, over a com
 (`Communicator.join`); both call `update()`, and `weight_update` does both in one line.
 """
 
+from __future__ import annotations
+
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence

@@ -5,6 +5,8 @@ is: sizes, strides and an offset in one memory. A dispatch mode sees each operat
 While it records, it notes the part; later it gives the operator this part of what was received.
 """
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import math

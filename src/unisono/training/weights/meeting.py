@@ -5,6 +5,8 @@ the others' before anything is connected: workers get their rank and the group's
 calls, and if these contradict each other, all ranks raise at once.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import time

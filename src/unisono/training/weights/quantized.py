@@ -3,6 +3,8 @@
 The formulas are those of vLLM's quantisers, by torch's operators alone: the same bits on every run.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal

@@ -4,6 +4,8 @@ TRL, OpenRLHF, verl and vLLM meet in a `StatelessProcessGroup`, a store with a r
 broadcast from the trainer's rank, whichever it is: both sides make the same call.
 """
 
+from __future__ import annotations
+
 import contextlib
 import uuid
 from collections.abc import Iterator
