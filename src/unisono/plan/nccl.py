@@ -7,6 +7,8 @@ search (src/graph/search.cc) finds on a DGX H100 and a DGX A100. NCCL uses these
 choose, not to predict.
 """
 
+from __future__ import annotations
+
 import os
 import tomllib
 from collections.abc import Mapping, Sequence

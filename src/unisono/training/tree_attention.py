@@ -5,6 +5,8 @@ ring sends around, only the parts of the softmax travel, in two all_reduces what
 the sequence (Shyam et al., "Tree Attention", 2024, arXiv 2408.04093).
 """
 
+from __future__ import annotations
+
 import torch
 
 from unisono.comm.communicator import Communicator, Group
