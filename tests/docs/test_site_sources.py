@@ -59,6 +59,21 @@ def test_the_lists_of_names_cut_no_sentence_short(sources: ModuleType, tmp_path:
     assert not [row for row in rows if row.count("(") != row.count(")")]
 
 
+def test_names_in_the_reference_lead_to_its_pages(sources: ModuleType, tmp_path: Path) -> None:
+    importlib.import_module("reference").write_pages(tmp_path)
+    pages = {page.stem: page.read_text() for page in (tmp_path / "reference").iterdir()}
+    links = {
+        (name, link)
+        for name, text in pages.items()
+        for link in re.findall(r"\]\((unisono[\w.]*)\.md\)", text)
+    }
+    assert ("unisono.all_reduce", "unisono.reduce_scatter") in links
+    assert ("unisono.differentiable.all_reduce", "unisono.differentiable.all_gather") in links
+    assert ("unisono.PeerLost", "unisono.GroupError") in links
+    assert ("unisono.plan.Choice", "unisono.plan.algorithm") not in links  # its field
+    assert {link for _, link in links} <= pages.keys()
+
+
 def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "forgotten.md").write_text("# Forgotten\n")
     drawn = ("plays-all_reduce-ring-4", "hang")
