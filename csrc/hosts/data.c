@@ -7,7 +7,11 @@
 
 #include "hosts/lanes.h"
 
-enum { SETTLING_NS = 1000 * 1000 * 1000 };
+enum {
+    SETTLING_NS = 1000 * 1000 * 1000,
+    LAST_LOOKS = 100, /* so much later; time passes, too, while this process is stopped */
+};
+static const int64_t RELEASING_NS = (int64_t)3 * SETTLING_NS;
 
 struct flight {          /* what a call sends or receives */
     flight *next;        /* of its chunk and stage */
@@ -88,13 +92,18 @@ un_status land(lane_call *l, flight **flights) {
     return UN_OK;
 }
 
-/* UCX releases what it still holds when its link is cut: then a peer is stopped, or gone. */
+/* UCX releases what it still holds when its link is cut: then a peer is stopped, or gone. If it does
+ * not, it goes, with all that other groups of this process have on the network. */
 void await_end(transfer *t) {
     int64_t end = clock_ns() + SETTLING_NS;
-    while (atomic_load(&t->state) == UNDER_WAY_YET) {
+    for (int looks = 0; atomic_load(&t->state) == UNDER_WAY_YET;) {
         uint32_t seen = network_rounds();
-        if (clock_ns() > end) break_link(t->link);
-        if (!drive_network() && atomic_load(&t->state) == UNDER_WAY_YET)
+        int64_t late_ns = clock_ns() - end;
+        if (late_ns > 0) break_link(t->link);
+        if (late_ns > RELEASING_NS && looks++ > LAST_LOOKS) give_up_network();
+        if (!network_is_open())
+            atomic_store(&t->state, IS_BROKEN);
+        else if (!drive_network() && atomic_load(&t->state) == UNDER_WAY_YET)
             await_network(seen, 1000 * 1000);
     }
 }
