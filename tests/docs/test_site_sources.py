@@ -31,6 +31,7 @@ def test_a_link_that_leads_nowhere_is_refused(sources: ModuleType) -> None:
         return led
 
     assert with_links("[what is new](../CHANGELOG.md#x)") == "[what is new](changelog.md#x)"
+    assert with_links("[hosts.md](hosts.md#x)") == "[Several hosts](hosts.md#x)"
     with pytest.raises(sources.BadSource, match=r"docs/launching\.md links to nowhere\.md"):
         with_links("[somewhere](nowhere.md)")
 
