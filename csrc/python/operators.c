@@ -79,8 +79,9 @@ PyObject *group_serve_operators(PyObject *object, PyObject *name) {
     if (!text) return NULL;
     if (!self->group || self->closing || self->keeps_sites) Py_RETURN_NONE;
     forget_operators_of(self);
-    if (!operators_know(text, self->group, self->rank, self->ranks, &self->timeout_ns, self))
-        return PyErr_NoMemory();
+    const operator_group known = {
+        self->group, self->rank, self->ranks, &self->timeout_ns, &self->is_reproducible, self};
+    if (!operators_know(text, &known)) return PyErr_NoMemory();
     self->users++;
     Py_RETURN_NONE;
 }

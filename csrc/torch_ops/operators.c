@@ -12,10 +12,7 @@ enum { ASK_AGAIN = 100, FEW_RANKS = 16 }; /* ASK_AGAIN: as in python/, nothing w
 
 typedef struct known_group {
     struct known_group *next;
-    un_group *group;
-    int rank, ranks;
-    const volatile int64_t *timeout_ns;
-    void *owner;
+    operator_group of;
     unsigned running; /* calls under way */
     bool is_forgotten;
     char name[];
@@ -25,13 +22,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static known_group *known;
 static operator_hooks hooks;
 
-bool operators_know(const char *name, un_group *group, int rank, int ranks,
-                    const volatile int64_t *timeout_ns, void *owner) {
+bool operators_know(const char *name, const operator_group *group) {
     size_t length = strlen(name) + 1;
     known_group *k = malloc(sizeof *k + length);
     if (!k) return false;
-    *k = (known_group){
-        .group = group, .rank = rank, .ranks = ranks, .timeout_ns = timeout_ns, .owner = owner};
+    *k = (known_group){.of = *group};
     memcpy(k->name, name, length);
     pthread_mutex_lock(&lock);
     k->next = known;
@@ -44,12 +39,12 @@ forgotten operators_forget(void **owner, const char *name) {
     forgotten how = NOT_KNOWN;
     pthread_mutex_lock(&lock);
     known_group **at = &known;
-    while (*at && (*owner ? (*at)->owner != *owner : strcmp((*at)->name, name) != 0))
+    while (*at && (*owner ? (*at)->of.owner != *owner : strcmp((*at)->name, name) != 0))
         at = &(*at)->next;
     known_group *k = *at;
     if (k) {
         *at = k->next;
-        *owner = k->owner;
+        *owner = k->of.owner;
         k->is_forgotten = true;
         how = k->running ? STILL_RUNS : FORGOTTEN;
     }
@@ -73,7 +68,7 @@ static void leave(known_group *k) {
     k->running--;
     pthread_mutex_unlock(&lock);
     if (!is_last) return;
-    hooks.end_use(k->owner);
+    hooks.end_use(k->of.owner);
     free(k);
 }
 
@@ -139,7 +134,7 @@ static void cut(un_stream *streams, un_view *views, const memory *m, size_t part
     }
 }
 
-static int run_in(const known_group *k, const asked *a, un_call *call, const memory *out,
+static int run_in(const operator_group *k, const asked *a, un_call *call, const memory *out,
                   const memory *in) {
     size_t ranks = (size_t)k->ranks;
     size_t outs = un_is_wide_output(call->operation) ? ranks : 1;
@@ -194,8 +189,9 @@ static int run(const asked *a) {
                     .root = (int)a->root,
                     .factor = 1,
                     .pause = hooks.pause};
-    int status = run_in(k, a, &call, &out, &in);
-    if (status && status != ASK_AGAIN) hooks.fail(k->owner);
+    if (un_reduces(a->operation) && *k->of.is_reproducible) call.form = UN_REPRODUCIBLE;
+    int status = run_in(&k->of, a, &call, &out, &in);
+    if (status && status != ASK_AGAIN) hooks.fail(k->of.owner);
     leave(k);
     return status;
 }

@@ -17,9 +17,16 @@ typedef struct operator_hooks {
 /* Register the bodies with the torch whose library lies at this path. NULL, or what it lacks. */
 const char *operators_load(const char *path, const operator_hooks *hooks);
 
-/* Know a group by this name, until it is forgotten. False: no memory. The timeout may change. */
-bool operators_know(const char *name, un_group *group, int rank, int ranks,
-                    const volatile int64_t *timeout_ns, void *owner);
+typedef struct operator_group {
+    un_group *group;
+    int rank, ranks;
+    const volatile int64_t *timeout_ns;   /* which may change, */
+    const volatile char *is_reproducible; /* as may the form of reductions */
+    void *owner;
+} operator_group;
+
+/* Know a group by this name, until it is forgotten. False: no memory. */
+bool operators_know(const char *name, const operator_group *group);
 
 /* Forget the group of this owner; or, if it is NULL, of this name. */
 typedef enum forgotten { NOT_KNOWN, FORGOTTEN, STILL_RUNS /* end_use follows */ } forgotten;

@@ -69,6 +69,18 @@ def check_in_place(comm: Communicator, given: list[torch.Tensor], dtype: torch.d
     assert torch.equal(x, torch.cat([row * (comm.rank + 1) for row in given]))
 
 
+@pytest.mark.ranks(4)
+def test_reductions_of_a_reproducible_group(comm: Communicator) -> None:
+    """They add in a tree, as the group's methods do, whether or not Python runs in the call."""
+    found = []
+    with torch.no_grad():
+        for comm.reproducible in (True, True, False):
+            x = torch.tensor([[1e8, 1.0, -1e8, 1.0][comm.rank]])
+            ops.all_reduce_(x, comm.name)
+            found.append(x.item())
+    assert found == [0.0, 0.0, 1.0]
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_no_python_runs_in_a_call(comm: Communicator, mode: Any) -> None:
