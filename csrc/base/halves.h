@@ -30,7 +30,7 @@ enum { STEPS = 2 };
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 
-/* STEP elements, widened, in whatever order suits the processor. */
+/* STEP elements, widened; those of bfloat16 in whatever order suits the processor. */
 typedef struct {
     lanes low, high;
 } wide;
@@ -46,8 +46,6 @@ static inline lanes select_lanes(lane_bits mask, lanes a, lanes b) {
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
-
-enum { BRAINS_IN_PAIRS = 0, HALVES_IN_PAIRS = 0 }; /* lanes alternate between `low` and `high` */
 
 static inline wide widen_half(const uint16_t *from) {
     float16x8_t half = vreinterpretq_f16_u16(vld1q_u16(from));
@@ -103,13 +101,6 @@ static inline void round_quiet_brain(uint16_t *to, wide value) {
 
 #else /* x86-64 */
 #include <immintrin.h>
-
-enum { BRAINS_IN_PAIRS = 1 };
-#if defined(__F16C__)
-enum { HALVES_IN_PAIRS = 0 };
-#else
-enum { HALVES_IN_PAIRS = 1 };
-#endif
 
 /* Lanes of 32 bits hold two elements each: those in the lower halves, those in the upper ones. */
 static inline lane_bits load_pairs(const uint16_t *from) {
@@ -188,8 +179,9 @@ static inline lanes widen_half_lanes(lane_bits half) {
 }
 
 static inline wide widen_half(const uint16_t *from) {
-    lane_bits pairs = load_pairs(from);
-    return (wide){widen_half_lanes(pairs & 0xffff), widen_half_lanes(pairs >> 16)};
+    __m128i halves = _mm_loadu_si128((const __m128i *)from), zero = _mm_setzero_si128();
+    return (wide){widen_half_lanes((lane_bits)_mm_unpacklo_epi16(halves, zero)),
+                  widen_half_lanes((lane_bits)_mm_unpackhi_epi16(halves, zero))};
 }
 
 static inline lane_bits round_half_lanes(lanes value) {
@@ -204,7 +196,10 @@ static inline lane_bits round_half_lanes(lanes value) {
 }
 
 static inline void round_half(uint16_t *to, wide value) {
-    store_pairs(to, round_half_lanes(value.low) | round_half_lanes(value.high) << 16);
+    __m128i low = _mm_slli_epi32((__m128i)round_half_lanes(value.low), 16);
+    __m128i high = _mm_slli_epi32((__m128i)round_half_lanes(value.high), 16);
+    low = _mm_packs_epi32(_mm_srai_epi32(low, 16), _mm_srai_epi32(high, 16)); /* of signed ones */
+    _mm_storeu_si128((__m128i *)to, low);
 }
 
 #endif

@@ -221,50 +221,62 @@ typedef void rounding(uint16_t *to, wide value);
 HALF_KERNELS(f16, widen_half, round_half, 0)
 HALF_KERNELS(bf16, widen_brain, round_brain, 1)
 
-/* Between half types and float32, element by element in their order. */
-static inline void store_wide(float *to, wide value, bool in_pairs) {
-    for (int lane = 0; lane < LANES; lane++) {
-        to[in_pairs ? 2 * lane : lane] = value.low[lane];
-        to[in_pairs ? 2 * lane + 1 : LANES + lane] = value.high[lane];
-    }
+static inline void store_wide(float *to, wide value) {
+    memcpy(to, &value.low, sizeof value.low);
+    memcpy(to + LANES, &value.high, sizeof value.high);
 }
 
-static inline wide load_wide(const float *from, bool in_pairs) {
+static inline wide load_wide(const float *from) {
     wide value;
-    for (int lane = 0; lane < LANES; lane++) {
-        value.low[lane] = from[in_pairs ? 2 * lane : lane];
-        value.high[lane] = from[in_pairs ? 2 * lane + 1 : LANES + lane];
-    }
+    memcpy(&value.low, from, sizeof value.low);
+    memcpy(&value.high, from + LANES, sizeof value.high);
     return value;
 }
 
-#define CONVERSIONS(KIND, WIDEN, ROUND, IN_PAIRS)                                           \
-    static void widen_##KIND(void *to, const void *const *from, int sources, size_t count,  \
-                             double factor) {                                               \
-        (void)sources, (void)factor;                                                        \
-        const uint16_t *x = from[0];                                                        \
-        float *out = to, wider[STEP];                                                       \
-        size_t i = 0;                                                                       \
-        for (; i + STEP <= count; i += STEP) store_wide(out + i, WIDEN(x + i), IN_PAIRS);   \
-        uint16_t few[STEP] = {0};                                                           \
-        memcpy(few, x + i, (count - i) * sizeof *few);                                      \
-        store_wide(wider, WIDEN(few), IN_PAIRS);                                            \
-        memcpy(out + i, wider, (count - i) * sizeof *out);                                  \
-    }                                                                                       \
-    static void narrow_##KIND(void *to, const void *const *from, int sources, size_t count, \
-                              double factor) {                                              \
-        (void)sources, (void)factor;                                                        \
-        const float *x = from[0];                                                           \
-        uint16_t *out = to, few[STEP];                                                      \
-        size_t i = 0;                                                                       \
-        for (; i + STEP <= count; i += STEP) ROUND(out + i, load_wide(x + i, IN_PAIRS));    \
-        float rest[STEP] = {0};                                                             \
-        memcpy(rest, x + i, (count - i) * sizeof *rest);                                    \
-        ROUND(few, load_wide(rest, IN_PAIRS));                                              \
-        memcpy(out + i, few, (count - i) * sizeof *few);                                    \
+/* Between half types and float32. Compilers do bfloat16 well by themselves. */
+static void widen_f16(void *to, const void *const *from, int sources, size_t count, double factor) {
+    (void)sources, (void)factor;
+    const uint16_t *x = from[0];
+    float *out = to, wider[STEP];
+    size_t i = 0;
+    for (; i + STEP <= count; i += STEP) store_wide(out + i, widen_half(x + i));
+    uint16_t few[STEP] = {0};
+    memcpy(few, x + i, (count - i) * sizeof *few);
+    store_wide(wider, widen_half(few));
+    memcpy(out + i, wider, (count - i) * sizeof *out);
+}
+
+static void narrow_f16(void *to, const void *const *from, int sources, size_t count,
+                       double factor) {
+    (void)sources, (void)factor;
+    const float *x = from[0];
+    uint16_t *out = to, few[STEP];
+    size_t i = 0;
+    for (; i + STEP <= count; i += STEP) round_half(out + i, load_wide(x + i));
+    float rest[STEP] = {0};
+    memcpy(rest, x + i, (count - i) * sizeof *rest);
+    round_half(few, load_wide(rest));
+    memcpy(out + i, few, (count - i) * sizeof *few);
+}
+
+static void widen_bf16(void *to, const void *const *from, int sources, size_t count,
+                       double factor) {
+    (void)sources, (void)factor;
+    const uint16_t *x = from[0];
+    uint32_t *out = to;
+    for (size_t i = 0; i < count; i++) out[i] = (uint32_t)x[i] << 16;
+}
+
+static void narrow_bf16(void *to, const void *const *from, int sources, size_t count,
+                        double factor) {
+    (void)sources, (void)factor;
+    const uint32_t *x = from[0];
+    uint16_t *out = to;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t rounded = (x[i] + 0x7fff + (x[i] >> 16 & 1)) >> 16;
+        out[i] = (uint16_t)((x[i] & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
     }
-CONVERSIONS(f16, widen_half, round_half, HALVES_IN_PAIRS)
-CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
+}
 
 /* Adding or multiplying two float16 numbers in float32 and rounding gives the same as the
  * processor's own float16 arithmetic: float32 has over twice the digits, so rounding twice

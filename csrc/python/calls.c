@@ -294,14 +294,18 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
     return failed ? status_of(failed) : run_call(&a, (Group *)object);
 }
 
-/* all_reduce(tensors, op): the same for the most common call, with nothing to parse */
+/* all_reduce(tensors, op, reproducible, or None for the group's default): the same for the most
+ * common call, with nothing to parse */
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    int reduction = count == 2 ? find_reduction(arguments[1]) : -1;
-    if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
+    int reduction = count == 3 ? find_reduction(arguments[1]) : -1;
+    PyObject *tree = reduction < 0 ? NULL : arguments[2];
+    if (!tree || (tree != Py_None && !PyBool_Check(tree))) return PyLong_FromLong(ASK_AGAIN);
+    unsigned form = tree == Py_True ? UN_REPRODUCIBLE : 0;
+    if (tree == Py_None) form = default_form((Group *)object);
     call_arguments a;
     a.call = (un_call){.operation = UN_ALL_REDUCE,
                        .reduction = (un_reduction)reduction,
-                       .form = default_form((Group *)object),
+                       .form = form,
                        .factor = 1};
     a.output = a.input = arguments[0];
     a.residual = Py_None;

@@ -262,22 +262,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> x
         tensor([3., 3.])
         """
-        is_ordinary = reproducible is None and contributions is None
-        if not is_ordinary or wire is not None or residual is not None:
-            given = GivenCall(_ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
-            return self._reduce_as(given, reproducible, contributions, wire, residual)
-        if not async_op and algorithm is None:
-            status: Any = self._all_reduce(tensor, op)
+        is_plain = contributions is None and wire is None and residual is None
+        if is_plain and not async_op and algorithm is None:
+            status: Any = self._all_reduce(tensor, op, reproducible)
             if not status:
                 return None
-        elif algorithm is None and self._algorithm is None:
+        elif is_plain and algorithm is None is self._algorithm and reproducible is None:
             status = self._submit(self._exceptions, _ALL_REDUCE, tensor, tensor, 0, op)
             if type(status) is not int:
                 return status  # type: ignore[no-any-return]
         else:
             status = Status.ASK_AGAIN
-        algorithm = self._algorithm if algorithm is None else algorithm
         given = GivenCall(_ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
+        if status in _UNHEARD and not (is_plain and reproducible is None):
+            return self._reduce_as(given, reproducible, contributions, wire, residual)
+        if algorithm is None is not self._algorithm:
+            given = given._replace(algorithm=self._algorithm)
         return self._go_on(status, given)
 
     def reduce(
@@ -561,18 +561,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
     ) -> Work | None:
         """A reduction that says whether it is reproducible, lists its contributions, or has a wire
         format."""
-        name = given.operation.name.lower()
         listed = contributions is not None
-        is_plain = not (listed or wire or given.async_op or given.algorithm or residual is not None)
-        if is_plain and type(given.op) is str and given.input is not None:  # the fast path
-            form = Form.REPRODUCIBLE if reproducible else 0
-            number = REDUCTION_NUMBERS.get(given.op, _PREMUL_SUM)
-            if number < _PREMUL_SUM:
-                status = self._run(*given[:4], number | form << FORM_SHIFT, 1.0)
+        is_plain = not (listed or wire or given.algorithm or residual is not None)
+        number = REDUCTION_NUMBERS.get(given.op, _PREMUL_SUM) if type(given.op) is str else -1
+        if is_plain and 0 <= number < _PREMUL_SUM and given.input is not None:  # the fast path
+            number |= (Form.REPRODUCIBLE if reproducible else 0) << FORM_SHIFT
+            if given.async_op:
+                status: Any = self._submit(self._exceptions, *given[:4], number, 1.0)
+                if type(status) is not int:
+                    return status  # type: ignore[no-any-return]
+            else:
+                status = self._run(*given[:4], number, 1.0)
                 if not status:
                     return None
-                if status not in _UNHEARD:
-                    raise self.transport.call_error(status, given.operation, given.op, given.input)
+            if status not in _UNHEARD:
+                raise self.transport.call_error(status, given.operation, given.op, given.input)
+        name = given.operation.name.lower()
         self._raise_if_ended(name)
         as_tree = listed or (self.reproducible if reproducible is None else bool(reproducible))
         if reproducible is False and listed:
