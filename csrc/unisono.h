@@ -269,6 +269,19 @@ typedef struct un_posted {
     uint64_t hash;
 } un_posted;
 
+/* The group as this rank sees it: its own calls, how often the kernel has read for it, the segment's
+ * descriptor; and a rank, with what it posted in the place of a call. Zeros in a forked child. */
+typedef struct un_state {
+    uint64_t calls, reads;
+    int descriptor;
+    bool has_closed, is_lost; /* the rank has left; its process has ended, */
+    int64_t ending;           /* in this way: the detail of a un_failure */
+    uint64_t progress;        /* steps of moving data that it has finished, over all calls */
+    un_waiting waiting;
+    un_posted posted;
+    const uint64_t *sizes; /* of a gather, scatter or all_to_all: bytes to, then from each rank */
+} un_state;
+
 typedef struct un_failure {
     un_status status;
     int rank; /* the cause, or -1 */
@@ -324,9 +337,6 @@ bool un_group_meet(un_group *group, int64_t timeout_ns, const un_call *hooks, bo
 void un_group_lose(un_group *group, int rank, bool is_silent);
 void un_group_leave(un_group *group, int rank);
 
-/* The descriptor of the group's segment; the group still owns it. */
-int un_group_descriptor(const un_group *group);
-
 /* Memory that all members of a group map: a part for each rank, which this rank uses as its own. If
  * the senders of a large call have their tensors there, the others read them in place (see
  * direct.c).
@@ -354,14 +364,11 @@ int un_group_owner(un_group *group, const char *data, size_t bytes);
  * needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 
-/* Large calls on ordinary memory let the kernel copy it between processes where it can
- * (reading.c). Forbid that in this group, on all ranks; and how often this rank has used it. */
-void un_group_forbid_reading(un_group *group);
-uint64_t un_group_reads(const un_group *group);
-
-/* Set, before the first call, how many threads of the group take part in a large call besides
- * the one that makes it (copiers.c); the default is as many as the cores allow. */
-void un_group_set_copiers(un_group *group, int copiers);
+/* Before the first call: the most bytes of a send that is done at once; whether large calls on
+ * ordinary memory may let the kernel copy it between processes where it can (reading.c), or none of
+ * the ranks may; and how many threads of the group take part in a large call besides the one that
+ * makes it (copiers.c), -1: as many as the cores allow. */
+void un_group_configure(un_group *group, int64_t eager_bytes, bool may_read, int copiers);
 
 /* A number for each rank of a group, each on its own cache line, that a GPU waits to see grow:
  * it would wait forever for a rank that has died. So when a rank's process ends, or has ended,
@@ -399,13 +406,11 @@ bool un_work_test(un_group *group, un_work *work); /* the same, after doing what
 un_status un_work_is_under_way(un_group *group, const un_work *work);
 
 /* Start a message and wait for it. A send is done once it is matched and its buffer is free; a
- * small one at once if un_group_set_eager allows so many bytes. */
+ * small one at once if un_group_configure allows so many bytes. */
 un_status un_message_start(un_group *group, un_message *message);
 un_status un_message_run(un_group *group, un_message *message, const un_call *hooks);
 un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
 bool un_message_done(const un_message *message);
-void un_group_set_eager(un_group *group, int64_t bytes);
-un_waiting un_group_waiting(const un_group *group, int rank);
 
 /* How many messages of `source` (-1: any) have arrived and match no receive; the oldest's tag. */
 uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
@@ -421,9 +426,6 @@ void un_group_abort(un_group *group, const char *reason);
 typedef enum un_book { UN_OF_PROGRAM, UN_OF_SURVIVORS, UN_BOOKS } un_book;
 #define UN_NOTHING UINT32_MAX
 int64_t un_group_decide(un_group *group, un_book book, uint32_t serial, uint32_t value);
-
-/* Whether a rank has closed the group. */
-bool un_group_has_closed(const un_group *group, int rank);
 
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
@@ -489,13 +491,10 @@ un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_
 /* This thread begins its next step, which its records carry from now on. */
 void un_count_step(void);
 
-/* Whether the process of a rank has ended, and how: the `detail` of a un_failure. */
-bool un_group_has_lost(const un_group *group, int rank, int64_t *detail);
-
 /* How the group ended; UN_FORKED in a forked child, which is not a member. */
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);
-un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
+un_state un_group_state(const un_group *group, int rank, uint64_t call);
 
 /* Run the call of an un_ragged: `call` must be its first member. */
 un_status un_gather_ragged(un_group *group, const un_call *call);
@@ -503,22 +502,13 @@ un_status un_gather_ragged(un_group *group, const un_call *call);
 /* The most bytes that a tail may have to come along: at most UN_MOST_ALONG. */
 size_t un_group_most_along(const un_group *group);
 
-/* How many steps of moving data `rank` has finished, over all calls. */
-uint64_t un_group_progress(const un_group *group, int rank);
-
-/* Bytes that `rank` sends to (`takes`: expects from) `peer` in a gather, scatter or all_to_all. */
-uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, bool takes, int peer);
-
 /* Whether `reduction` is defined for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);
 
 /* Replace whole pages of this process at `at` by the pages of a block at `shared`: from now on a
- * write to either shows in both. The contents at `at` are kept; no other thread may write to it
- * meanwhile. False: nothing has changed. */
+ * write to either shows in both; or by private ones, if `shared` is NULL. The contents at `at` are
+ * kept; no other thread may write to it meanwhile. False: nothing has changed. */
 bool un_share_pages(char *at, char *shared, size_t bytes);
-
-/* Give it private pages again, with the same contents. False: no memory for them. */
-bool un_unshare_pages(char *at, size_t bytes);
 
 /* Writing to it from now on is fatal: for a forked child, whose parent would see the writes. */
 bool un_protect_pages(char *at, size_t bytes);

@@ -94,15 +94,10 @@ int64_t un_group_decide(un_group *g, un_book book, uint32_t serial, uint32_t val
     return seen >> 32 == serial ? (int64_t)(seen & UINT32_MAX) : -1;
 }
 
-bool un_group_has_closed(const un_group *g, int rank) {
-    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
-    return atomic_load(&control_of(g, rank)->closed);
-}
-
 /* Another rank may have noticed a death before us. */
-bool un_group_has_lost(const un_group *g, int rank, int64_t *detail) {
+bool has_lost(const un_group *g, int rank, int64_t *detail) {
     *detail = 0;
-    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
+    if (rank < 0) return false;
     uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);
     uint64_t ending = read_word(&control_of(g, rank)->ending);
     if (ending) *detail = ending == 1 ? 0 : (int64_t)ending;
@@ -123,17 +118,9 @@ un_failure un_group_failure(un_group *g) {
     }
     if (status == UN_PEER_LOST) {
         failure.call = g->calls.noticed_end - 1;
-        un_group_has_lost(g, failure.rank, &failure.detail);
+        has_lost(g, failure.rank, &failure.detail);
     }
     return failure;
 }
 
-void un_group_set_eager(un_group *g, int64_t bytes) {
-    pthread_mutex_lock(&g->messages.lock);
-    g->messages.eager_bytes = bytes;
-    pthread_mutex_unlock(&g->messages.lock);
-}
-
 uint64_t un_group_calls(const un_group *g) { return g->calls.latest; }
-
-int un_group_descriptor(const un_group *g) { return g->segment.descriptor; }

@@ -290,5 +290,7 @@ un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
 un_status interrupt(un_group *g, uint64_t call); /* in a call that only we can continue */
 un_status status_from_abort(const un_group *g);  /* UN_OK: the group works */
+/* Whether the process of a rank has ended, and how: the `detail` of a un_failure. */
+bool has_lost(const un_group *g, int rank, int64_t *detail);
 
 #endif

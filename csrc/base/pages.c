@@ -22,23 +22,15 @@ static bool move_mapping(char *from, char *to, size_t bytes) {
 }
 
 bool un_share_pages(char *at, char *shared, size_t bytes) {
-    char *again = if_mapped(mremap(shared, 0, bytes, MREMAP_MAYMOVE));
-    if (!again) return false;
-    memcpy(shared, at, bytes);
-    if (move_mapping(again, at, bytes)) return true;
-    munmap(again, bytes);
-    if (own_pages(at, bytes)) memcpy(at, shared, bytes);
-    return false;
-}
-
-bool un_unshare_pages(char *at, size_t bytes) {
-    char *own = own_pages(NULL, bytes);
-    if (!own) return false;
-    memcpy(own, at, bytes);
-    if (move_mapping(own, at, bytes)) return true;
-    if (own_pages(at, bytes)) memcpy(at, own, bytes);
-    munmap(own, bytes);
-    return true;
+    char *made = shared ? if_mapped(mremap(shared, 0, bytes, MREMAP_MAYMOVE))
+                        : own_pages(NULL, bytes);
+    if (!made) return false;
+    memcpy(made, at, bytes);
+    if (move_mapping(made, at, bytes)) return true;
+    bool is_own = own_pages(at, bytes);
+    if (is_own) memcpy(at, made, bytes);
+    munmap(made, bytes);
+    return is_own && !shared;
 }
 
 bool un_protect_pages(char *at, size_t bytes) { return !mprotect(at, bytes, PROT_READ); }

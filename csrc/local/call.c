@@ -10,7 +10,7 @@
 
 #include "local/call.h"
 #include "base/segment.h"
-#include "local/worker.h"
+#include "local/messages.h"
 
 enum {
     MISMATCH_GRACE_MS = 1000, /* for late descriptors, so that the error text is complete */
@@ -27,8 +27,7 @@ static uint64_t refusal_of(const un_call *call, un_status reason) {
     return (uint64_t)call->operation | (uint64_t)reason << 16;
 }
 
-un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
-    if (group_is_inherited(g)) return (un_posted){0};
+static un_posted read_posted(const un_group *g, int rank, uint64_t call) {
     const descriptor *p = descriptor_of(g, rank, call);
     uint64_t number = atomic_load_explicit(&p->call, memory_order_acquire);
     uint64_t signature = read_word(&p->signature);
@@ -42,13 +41,19 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
                        .hash = read_word(&p->hash)};
 }
 
-uint64_t un_group_progress(const un_group *g, int rank) {
-    return group_is_inherited(g) ? 0 : read_word(&control_of(g, rank)->progress);
-}
-
-uint64_t un_group_pair_bytes(const un_group *g, int rank, uint64_t call, bool takes, int peer) {
-    if (group_is_inherited(g)) return 0;
-    return sizes_of(g, rank, call)[(takes ? g->ranks : 0) + peer];
+un_state un_group_state(const un_group *g, int rank, uint64_t call) {
+    un_state s = {.calls = g->calls.latest,
+                  .reads = read_word(&g->reading.count),
+                  .descriptor = g->segment.descriptor};
+    if (group_is_inherited(g)) return s;
+    const control *c = control_of(g, rank);
+    s.has_closed = atomic_load(&c->closed); /* first: closed, then ended */
+    s.is_lost = has_lost(g, rank, &s.ending);
+    s.progress = read_word(&c->progress);
+    s.waiting = read_waiting(g, rank, atomic_load(&c->waiting));
+    s.posted = read_posted(g, rank, call);
+    s.sizes = sizes_of(g, rank, call);
+    return s;
 }
 
 /* Upper half: whatever else must be equal; lower half: the hash of the shapes. */

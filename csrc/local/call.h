@@ -43,6 +43,21 @@ struct execution {
     uint32_t marks;     /* whether peers can read our input in place, see direct.c */
 };
 
+static inline int me(const execution *x) { return x->g->rank; }
+
+typedef struct span {
+    size_t offset, bytes;
+} span;
+
+/* Rank `rank`'s share of a span when all ranks work on it together: whole units of so many bytes. */
+static inline span share_of_rank(const execution *x, int rank, size_t bytes, size_t unit) {
+    size_t ranks = (size_t)x->g->ranks, each = round_up((bytes + ranks - 1) / ranks, unit);
+    size_t offset = each * (size_t)rank < bytes ? each * (size_t)rank : bytes;
+    return (span){offset, bytes - offset < each ? bytes - offset : each};
+}
+
+void do_nothing(execution *x, size_t step); /* a stage */
+
 /* Marks in a posted signature, in the bits of a refusal: peers can read this rank's input in
  * place; some of it lies outside blocks. */
 enum { READABLE = 1 << 23, IN_PROCESS = 1 << 22, MARKS = READABLE | IN_PROCESS };

@@ -193,19 +193,14 @@ awaited awaited_word(const un_group *g, const un_message *m) {
     return (awaited){&c->written, t->read + t->receives.first->moved + 1};
 }
 
-/* For deadlock.c: whether a rank has not yet read something that another wrote for it. */
-bool has_unread_messages(const un_group *g, int from, int to) {
+/* For deadlock.c: whether messages, or replies to them, that the other rank wrote are unread. */
+bool has_unread(const un_group *g, int from, int to, bool replies) {
     if (!read_from_peer(&opened_by(g, from)[to])) return false;
     const channel *c = channel_of(g, from, to);
-    uint64_t taken = read_from_peer(&c->taken);
-    return read_from_peer(&c->entries[taken % ENTRIES].number) > taken;
-}
-
-bool has_unread_replies(const un_group *g, int from, int to) {
-    if (!read_from_peer(&opened_by(g, from)[to])) return false;
-    const channel *c = channel_of(g, from, to);
-    uint64_t heard = read_from_peer(&c->heard);
-    return read_from_peer(&c->replies[heard % ENTRIES].number) > heard;
+    uint64_t read = read_from_peer(replies ? &c->heard : &c->taken);
+    const flag_t *next = replies ? &c->replies[read % ENTRIES].number
+                                 : &c->entries[read % ENTRIES].number;
+    return read_from_peer(next) > read;
 }
 
 uint64_t un_group_unmatched(un_group *g, int source, int64_t *tag) {

@@ -28,10 +28,6 @@ static char *part_address(const execution *x, int source, size_t part, size_t st
 }
 
 /* Which bytes of a part of `bytes` that `source` contributes belong to this step. */
-typedef struct span {
-    size_t offset, bytes;
-} span;
-
 static span span_of(const execution *x, int source, size_t bytes, size_t step) {
     if (x->g->calls.descriptor_pitch[source]) return (span){0, step ? 0 : bytes};
     size_t offset = step * x->piece;
@@ -39,21 +35,11 @@ static span span_of(const execution *x, int source, size_t bytes, size_t step) {
     return (span){offset, bytes - offset < x->piece ? bytes - offset : x->piece};
 }
 
-/* Rank `rank`'s share of a span when all ranks reduce together: whole cache lines. */
-static span share_of(const execution *x, span whole, int rank) {
-    size_t each = round_up((whole.bytes + (size_t)x->g->ranks - 1) / (size_t)x->g->ranks, 64);
-    size_t offset = (size_t)rank * each;
-    if (offset >= whole.bytes) return (span){whole.bytes, 0};
-    return (span){offset, whole.bytes - offset < each ? whole.bytes - offset : each};
-}
-
 /* Cut `bytes` into steps of at most `most` bytes and about equal length. */
 static void cut_evenly(execution *x, size_t bytes, size_t most) {
     x->steps = bytes > most ? (bytes + most - 1) / most : 1;
     x->piece = round_up((bytes + x->steps - 1) / x->steps, 64);
 }
-
-static int me(const execution *x) { return x->g->rank; }
 
 /* -- moving ---------------------------------------------------------------------------------- */
 
@@ -196,7 +182,7 @@ static void combine(const combination *c, size_t bytes) {
 
 /* -- nothing to move ------------------------------------------------------------------------- */
 
-static void do_nothing(execution *x, size_t step) { (void)x, (void)step; }
+void do_nothing(execution *x, size_t step) { (void)x, (void)step; }
 
 /* -- all_reduce, reduce ---------------------------------------------------------------------- */
 
@@ -219,7 +205,7 @@ static void take_flat(execution *x, size_t step) {
  * contribution to that share, which no other rank needs; then all copy out the rest. */
 static void bring_cut(execution *x, size_t step) {
     span s = span_of(x, me(x), x->call->input->bytes, step);
-    span mine = share_of(x, s, me(x));
+    span mine = share_of_rank(x, me(x), s.bytes, LINE_BYTES);
     char *slot = part_address(x, me(x), 0, step);
     size_t after = mine.offset + mine.bytes;
     read_bytes(x, slot, x->call->input, s.offset, mine.offset);
@@ -228,7 +214,7 @@ static void bring_cut(execution *x, size_t step) {
 
 static void combine_cut(execution *x, size_t step) {
     span s = span_of(x, me(x), x->call->input->bytes, step);
-    span mine = share_of(x, s, me(x));
+    span mine = share_of_rank(x, me(x), s.bytes, LINE_BYTES);
     combination c = {x, step, .inside = mine.offset, .own = x->call->input};
     c.offset = s.offset + mine.offset;
     c.slot = part_address(x, me(x), 0, step) + mine.offset;
@@ -240,7 +226,7 @@ static void take_cut(execution *x, size_t step) {
     if (!wants_result(x)) return;
     span s = span_of(x, me(x), x->call->input->bytes, step);
     for (int rank = 0; rank < x->g->ranks; rank++) {
-        span share = share_of(x, s, rank);
+        span share = share_of_rank(x, rank, s.bytes, LINE_BYTES);
         if (share.bytes && rank != me(x))
             write_bytes(x, x->call->output, s.offset + share.offset,
                         part_address(x, rank, 0, step) + share.offset, share.bytes, false);
@@ -509,9 +495,10 @@ static void take_own(execution *x, size_t step) {
 /* Fewer than four contributions have no other order than that of ranks; over hosts they may. */
 static bool takes_tree(const execution *x) {
     const un_call *call = x->call;
+    bool selects = call->reduction == UN_MIN || call->reduction == UN_MAX;
     return call->form & UN_CONTRIBUTIONS ||
            (call->form & UN_REPRODUCIBLE && depends_on_order(call->dtype) &&
-            (x->g->ranks > 3 || x->g->reach));
+            (x->g->reach || (x->g->ranks > 3 && !selects)));
 }
 
 static bool fills_new_memory(const execution *x) {

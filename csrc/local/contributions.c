@@ -10,6 +10,8 @@
 #include "base/stream.h"
 #include "local/call.h"
 
+enum { SHARED_ITEMS = 16 }; /* a rank's share of a piece is a multiple of so many */
+
 struct contributing {
     tree_table *table;
     tree_sum arithmetic;
@@ -21,8 +23,6 @@ struct contributing {
     const void **from;   /* scratch: contributions of ours, or nodes of all ranks */
     char *copies;        /* of contributions that are not contiguous, a block of each */
 };
-
-static int me(const execution *x) { return x->g->rank; }
 
 /* -- our own contributions ----------------------------------------------------------------------- */
 
@@ -101,37 +101,29 @@ static void reduce_rows(execution *x, size_t step, size_t part, size_t item, siz
                  items, ENDS);
 }
 
-static size_t share_of(const execution *x, int rank, size_t items, size_t *first) {
-    size_t each = round_up((items + (size_t)x->g->ranks - 1) / (size_t)x->g->ranks, 16);
-    *first = each * (size_t)rank < items ? each * (size_t)rank : items;
-    return items - *first < each ? items - *first : each;
+static void write_result(execution *x, size_t item, const char *result, size_t items) {
+    size_t bytes = x->several->arithmetic.item_bytes;
+    stream_write(x->call->output, item * bytes, result, items * bytes, false);
 }
 
 /* The result takes the place of our own first node there, which no other rank needs. */
 static void reduce_share(execution *x, size_t step) {
-    size_t first, from, items = step ? piece_items(x, step, &first) : 0;
-    size_t share = items ? share_of(x, me(x), items, &from) : 0;
-    if (!share) return;
-    char *to = row_of(x, me(x), step, 0, 0) + from * x->several->arithmetic.wide_bytes;
-    reduce_rows(x, step, 0, from, share, to);
+    size_t first, items = step ? piece_items(x, step, &first) : 0;
+    span mine = share_of_rank(x, me(x), items, SHARED_ITEMS);
+    if (!mine.bytes) return;
+    char *to = row_of(x, me(x), step, 0, 0) + mine.offset * x->several->arithmetic.wide_bytes;
+    reduce_rows(x, step, 0, mine.offset, mine.bytes, to);
 }
 
 static void take_shares(execution *x, size_t step) {
     const tree_sum *t = &x->several->arithmetic;
     bool takes = x->call->operation != UN_REDUCE || x->call->root == me(x);
-    size_t first, from, items = step && takes ? piece_items(x, step, &first) : 0;
+    size_t first, items = step && takes ? piece_items(x, step, &first) : 0;
     for (int rank = 0; items && rank < x->g->ranks; rank++) {
-        size_t share = share_of(x, rank, items, &from);
-        if (share)
-            stream_write(x->call->output, (first + from) * t->item_bytes,
-                         row_of(x, rank, step, 0, 0) + from * t->wide_bytes, share * t->item_bytes,
-                         false);
+        span share = share_of_rank(x, rank, items, SHARED_ITEMS);
+        char *row = row_of(x, rank, step, 0, 0) + share.offset * t->wide_bytes;
+        if (share.bytes) write_result(x, first + share.offset, row, share.bytes);
     }
-}
-
-static void write_result(execution *x, size_t item, char *result, size_t items) {
-    size_t bytes = x->several->arithmetic.item_bytes;
-    stream_write(x->call->output, item * bytes, result, items * bytes, false);
 }
 
 static void take_part(execution *x, size_t step) {
@@ -159,8 +151,6 @@ static void reduce_alone(execution *x) {
 }
 
 /* -- the whole ------------------------------------------------------------------------------------- */
-
-static void do_nothing(execution *x, size_t step) { (void)x, (void)step; }
 
 static bool know_all_counts(execution *x) { return x->call->contributions > 0; }
 

@@ -82,10 +82,6 @@ un_status do_with_copiers(un_group *g, size_t bytes, task *run, const void *what
     return atomic_load_explicit(&g->copiers.status, memory_order_relaxed);
 }
 
-void un_group_set_copiers(un_group *g, int copiers) {
-    g->copiers.wanted = copiers < COPIERS_MOST ? copiers : COPIERS_MOST;
-}
-
 void stop_copiers(un_group *g) {
     atomic_store(&g->copiers.stopping, 1);
     atomic_fetch_add(&g->copiers.bell, 1);

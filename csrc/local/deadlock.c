@@ -53,7 +53,7 @@ void note_waiting(un_group *g, const un_message *m, bool alone) {
     if (g->reach) g->reach->write_waiting(g);
 }
 
-static un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
+un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
     const control *c = control_of(g, rank);
     int peer = (int)(word & ((1 << PEER_BITS) - 1)) - 1;
     if (!word || peer >= g->ranks) return (un_waiting){0};
@@ -67,18 +67,12 @@ static un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
                         .unmatched_tag = (int64_t)atomic_load(&c->unmatched_tag)};
 }
 
-un_waiting un_group_waiting(const un_group *g, int rank) {
-    if (group_is_inherited(g)) return (un_waiting){0};
-    return read_waiting(g, rank, atomic_load(&control_of(g, rank)->waiting));
-}
-
 /* A rank's message may be on its way as long as the rank has something to read. */
 static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
     if (!w->waits || !w->alone || w->peer < 0) return false;
     if (is_elsewhere(g, rank) || is_elsewhere(g, w->peer))
         return traffic_of(g, w->peer)[rank] == traffic_of(g, rank)[g->ranks + w->peer];
-    return w->sends ? !has_unread_replies(g, rank, w->peer)
-                    : !has_unread_messages(g, w->peer, rank);
+    return w->sends ? !has_unread(g, rank, w->peer, true) : !has_unread(g, w->peer, rank, false);
 }
 
 /* Whether other messages than `m` are still to arrive, or to be announced, while we wait for it.

@@ -239,14 +239,6 @@ static un_status reduce_and_take(execution *x) {
 
 /* -- writing into all ranks' memory ------------------------------------------------------------ */
 
-/* Our share of the whole: whole cache lines. */
-static size_t share_of(const execution *x, size_t *first) {
-    size_t bytes = x->call->input->bytes, ranks = (size_t)x->g->ranks;
-    size_t each = round_up((bytes + ranks - 1) / ranks, LINE_BYTES);
-    *first = each * (size_t)x->g->rank < bytes ? each * (size_t)x->g->rank : bytes;
-    return bytes - *first < each ? bytes - *first : each;
-}
-
 typedef struct share { /* ours, of every output; our own, or the root's, is combined first */
     const execution *x;
     int made_by;
@@ -273,7 +265,7 @@ static un_status combine_piece(const void *what, size_t offset, size_t bytes) {
 static un_status combine_share(execution *x) {
     un_group *g = x->g;
     const un_call *call = x->call;
-    size_t first, bytes = share_of(x, &first);
+    span mine = share_of_rank(x, g->rank, call->input->bytes, LINE_BYTES);
     int made_by = call->operation == UN_REDUCE ? call->root : g->rank;
     char *outputs[UN_MAX_RANKS];
     for (int rank = 0; rank < g->ranks; rank++) {
@@ -282,10 +274,10 @@ static un_status combine_share(execution *x) {
         if (!status && is_written(x, rank))
             status = find_given(x, rank, 1, call->input->bytes, &output);
         if (status) return status;
-        g->calls.sources[rank] = input + first;
-        outputs[rank] = output ? output + first : NULL;
+        g->calls.sources[rank] = input + mine.offset;
+        outputs[rank] = output ? output + mine.offset : NULL;
     }
-    return run_shared(x, bytes, combine_piece, &(share){x, made_by, outputs});
+    return run_shared(x, mine.bytes, combine_piece, &(share){x, made_by, outputs});
 }
 
 /* The call has failed: make sure that no peer writes into our memory once we return. */
@@ -319,11 +311,8 @@ static un_status move_directly(execution *x) {
         if (me != call->root) status = take_directly(x, call->output, call->root, 0);
         break;
     case UN_GATHER:
-        if (me != call->root) break;
-        status = take_from_all(x, false);
-        if (!status) copy_own(x, &call->output[me], call->input, 0, call->input->bytes);
-        break;
     case UN_ALL_GATHER:
+        if (call->operation == UN_GATHER && me != call->root) break;
         status = take_from_all(x, false);
         if (!status) copy_own(x, &call->output[me], call->input, 0, call->input->bytes);
         break;

@@ -70,6 +70,15 @@ un_status un_group_open_beside(const un_group *other, int rank, un_group **group
     return open_membership(other, -1, rank, other->ranks, 0, group);
 }
 
+void un_group_configure(un_group *g, int64_t eager_bytes, bool may_read, int copiers) {
+    if (group_is_inherited(g)) return;
+    if (!may_read) forbid_reading(g);
+    if (copiers >= 0) g->copiers.wanted = copiers < COPIERS_MOST ? copiers : COPIERS_MOST;
+    pthread_mutex_lock(&g->messages.lock);
+    g->messages.eager_bytes = eager_bytes;
+    pthread_mutex_unlock(&g->messages.lock);
+}
+
 enum { ABSENT_MS = 1000, STALLED_MS = 10 * 1000, ASK_EVERY = 64 };
 
 bool un_group_finish(un_group *g, const un_call *hooks, bool *missing) {

@@ -139,12 +139,12 @@ void stop_progress_thread(un_group *g);
 /* channels.c, for groups that open and close, and for deadlock.c */
 bool make_traffic(un_group *g);
 void free_traffic(un_group *g);
-bool has_unread_messages(const un_group *g, int from, int to);
-bool has_unread_replies(const un_group *g, int from, int to);
+bool has_unread(const un_group *g, int from, int to, bool replies);
 
 /* deadlock.c: with the message lock */
 void note_waiting(un_group *g, const un_message *m, bool alone);
 void forget_waiting(un_group *g);
 void find_deadlock(un_group *g, const un_message *m);
+un_waiting read_waiting(const un_group *g, int rank, uint64_t word); /* what is in a note */
 
 #endif

@@ -20,12 +20,6 @@ void offer_reading(un_group *g) {
     write_word(&control_of(g, g->rank)->proof, (uintptr_t)&g->reading.proof);
 }
 
-void un_group_forbid_reading(un_group *g) {
-    if (!group_is_inherited(g)) write_word(&g->segment.header->unreadable, 1);
-}
-
-uint64_t un_group_reads(const un_group *g) { return read_word(&g->reading.count); }
-
 bool read_peer(un_group *g, int rank, char *to, uint64_t from, size_t bytes) {
     uint64_t proof = 0;
     struct iovec here[] = {{&proof, sizeof proof}, {to, bytes}};
@@ -34,7 +28,7 @@ bool read_peer(un_group *g, int rank, char *to, uint64_t from, size_t bytes) {
     int pid = pid_of_peer(g, rank);
     ssize_t had = pid ? process_vm_readv(pid, here, 2, there, 2, 0) : 0;
     if (proof != proof_of(g, rank)) {
-        un_group_forbid_reading(g);
+        forbid_reading(g);
         return false;
     }
     atomic_fetch_add_explicit(&g->reading.count, 1, memory_order_relaxed);

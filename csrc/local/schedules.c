@@ -67,10 +67,6 @@ static size_t cut(size_t items, size_t parts, size_t part) {
     return items / parts * part + (part < over ? part : over);
 }
 
-typedef struct span {
-    size_t offset, bytes;
-} span;
-
 static span slice_of(const execution *x, size_t slice) {
     size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
     size_t begin = cut(items, x->slices, slice), end = cut(items, x->slices, slice + 1);

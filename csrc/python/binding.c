@@ -119,27 +119,23 @@ static PyObject *group_state(PyObject *object, PyObject *arguments) {
     int rank = -1;
     unsigned long long call = 0;
     if (!PyArg_ParseTuple(arguments, "|iK", &rank, &call)) return NULL;
-    un_group *g = self->group, *its = g && rank >= 0 && rank < self->ranks ? g : NULL;
-    un_posted p = its ? un_group_posted(its, rank, call) : (un_posted){0};
-    un_waiting w = its ? un_group_waiting(its, rank) : (un_waiting){0};
-    int64_t ending, sizes[2 * UN_MAX_RANKS];
-    bool has_closed = its && un_group_has_closed(its, rank); /* first: closed, then ended */
-    bool is_lost = its && un_group_has_lost(its, rank, &ending);
-    int count = its && call ? 2 * self->ranks : 0;
-    for (int at = 0; at < count; at++)
-        sizes[at] = (int64_t)un_group_pair_bytes(its, rank, call, at >= self->ranks,
-                                                 at % self->ranks);
+    un_group *g = self->group;
+    bool is_asked = g && rank >= 0 && rank < self->ranks;
+    un_state s = g ? un_group_state(g, is_asked ? rank : 0, call) : (un_state){.descriptor = -1};
+    if (!is_asked) s = (un_state){.calls = s.calls, .reads = s.reads, .descriptor = s.descriptor};
+    const un_waiting *w = &s.waiting;
+    const un_posted *p = &s.posted;
     return Py_BuildValue(
         "{s:K,s:K,s:i,s:O,s:N,s:K,s:(iiiiLKL),s:(KiiIiiKK),s:N}", "calls",
-        (unsigned long long)(g ? un_group_calls(g) : 0), "reads",
-        (unsigned long long)(g ? un_group_reads(g) : 0), "descriptor",
-        g ? un_group_descriptor(g) : -1, "has_closed", has_closed ? Py_True : Py_False, "loss",
-        is_lost ? PyLong_FromLongLong(ending) : Py_NewRef(Py_None), "progress",
-        (unsigned long long)(its ? un_group_progress(its, rank) : 0), "waiting", (int)w.waits,
-        (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag, (unsigned long long)w.unmatched,
-        (long long)w.unmatched_tag, "posted", (unsigned long long)p.call, (int)p.operation,
-        (int)p.reduction, (unsigned)p.dtype, p.root, (int)p.refused, (unsigned long long)p.bytes,
-        (unsigned long long)p.hash, "sizes", as_tuple(sizes, (size_t)count));
+        (unsigned long long)s.calls, "reads", (unsigned long long)s.reads, "descriptor",
+        s.descriptor, "has_closed", s.has_closed ? Py_True : Py_False, "loss",
+        s.is_lost ? PyLong_FromLongLong(s.ending) : Py_NewRef(Py_None), "progress",
+        (unsigned long long)s.progress, "waiting", (int)w->waits, (int)w->sends, (int)w->is_started,
+        w->peer, (long long)w->tag, (unsigned long long)w->unmatched, (long long)w->unmatched_tag,
+        "posted", (unsigned long long)p->call, (int)p->operation, (int)p->reduction,
+        (unsigned)p->dtype, p->root, (int)p->refused, (unsigned long long)p->bytes,
+        (unsigned long long)p->hash, "sizes",
+        as_tuple((const int64_t *)s.sizes, s.sizes && call ? 2 * (size_t)self->ranks : 0));
 }
 
 /* unmatched(source): (how many messages match no receive, the tag of the oldest) */
@@ -154,16 +150,13 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
 }
 
-/* configure(eager_bytes, may_read, copiers): see unisono.h; -1 copiers: as many as the cores allow */
+/* configure(eager_bytes, may_read, copiers): see unisono.h */
 static PyObject *group_configure(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
     long long eager_bytes;
     int may_read, copiers;
     if (!PyArg_ParseTuple(arguments, "Lpi", &eager_bytes, &may_read, &copiers)) return NULL;
-    if (!self->group) Py_RETURN_NONE;
-    un_group_set_eager(self->group, eager_bytes);
-    if (!may_read) un_group_forbid_reading(self->group);
-    if (copiers >= 0) un_group_set_copiers(self->group, copiers);
+    if (self->group) un_group_configure(self->group, eager_bytes, may_read, copiers);
     Py_RETURN_NONE;
 }
 
@@ -360,7 +353,6 @@ static PyMethodDef module_methods[] = {
     {"pack_changes", module_pack_changes, METH_VARARGS, NULL},
     {"apply_changes", module_apply_changes, METH_VARARGS, NULL},
     {"share_pages", module_share_pages, METH_VARARGS, NULL},
-    {"unshare_pages", module_unshare_pages, METH_VARARGS, NULL},
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},
     {"load_operators", module_load_operators, METH_O, NULL},
     {"take_interruption", module_take_interruption, METH_NOARGS, NULL},

@@ -62,23 +62,26 @@ static inline unsigned default_form(const Group *self) {
 /* What works and messages have in common: to the program both are a Work. */
 typedef struct Pending {
     PyObject_HEAD
-    const struct kind *kind;
+    bool is_message;
     struct Pending *previous, *next; /* of those that the group keeps alive */
     bool is_kept;                    /* it does */
     Group *group;
     PyObject *exceptions; /* makes an exception from a status */
+    PyObject *kept;       /* alive: tensors, and a schedule; NULL once it is done */
 } Pending;
 
-typedef struct kind {
-    bool (*is_done)(const Pending *p);
-    bool (*test)(un_group *group, Pending *p); /* advance it first; NULL: not needed */
-    un_status (*result)(const Pending *p);     /* once done */
-    un_status (*await)(un_group *group, Pending *p, const un_call *hooks);
-    void (*release)(Pending *p); /* drop the tensors; may be called twice */
-    PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another exception is set */
-    int (*source)(const Pending *p); /* once done: the sender; NULL: not a message */
-    un_status (*is_under_way)(un_group *group, const Pending *p); /* NULL: a message */
-} kind;
+typedef struct Work {
+    Pending pending;
+    un_work work;
+    call_arguments arguments;
+} Work;
+
+typedef struct Message {
+    Pending pending;
+    un_message message;
+    tensor tensor;
+    un_view view;
+} Message;
 
 /* calls.c */
 void release_gil(void *parked);
@@ -158,7 +161,6 @@ PyObject *module_create_block(PyObject *module, PyObject *sizes);
 PyObject *module_pack_changes(PyObject *module, PyObject *arguments);
 PyObject *module_apply_changes(PyObject *module, PyObject *arguments);
 PyObject *module_share_pages(PyObject *module, PyObject *arguments);
-PyObject *module_unshare_pages(PyObject *module, PyObject *arguments);
 PyObject *module_protect_pages(PyObject *module, PyObject *arguments);
 PyObject *group_open_block(PyObject *object, PyObject *arguments);
 PyObject *group_reopen_block(PyObject *object, PyObject *number);
@@ -204,7 +206,8 @@ PyObject *group_release_works(PyObject *object, PyObject *ignored);
 void end_use(Group *self, PyThreadState *parked);
 void close_now(Group *self);
 void free_object(PyObject *object);
-Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
+Pending *new_pending(PyTypeObject *type, bool is_message, PyObject *exceptions);
+PyObject *make_exception(const Pending *p, un_status status); /* NULL: another one is set */
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);
 int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, const char *what,

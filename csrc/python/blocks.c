@@ -149,20 +149,13 @@ PyObject *module_apply_changes(PyObject *module, PyObject *arguments) {
     Py_END_ALLOW_THREADS return PyBool_FromLong(applied);
 }
 
-/* share_pages(address, address of shared memory, bytes): whether that succeeded */
+/* share_pages(address, address of shared memory, or 0 for private pages, bytes): whether that
+ * succeeded */
 PyObject *module_share_pages(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_ssize_t at, shared, bytes;
     if (!PyArg_ParseTuple(arguments, "nnn", &at, &shared, &bytes)) return NULL;
     return PyBool_FromLong(un_share_pages((char *)at, (char *)shared, (size_t)bytes));
-}
-
-/* unshare_pages(address, bytes): whether they are private now */
-PyObject *module_unshare_pages(PyObject *module, PyObject *arguments) {
-    (void)module;
-    Py_ssize_t at, bytes;
-    if (!PyArg_ParseTuple(arguments, "nn", &at, &bytes)) return NULL;
-    return PyBool_FromLong(un_unshare_pages((char *)at, (size_t)bytes));
 }
 
 /* protect_pages(address, bytes): whether they are read-only now */

@@ -1,16 +1,6 @@
 /* Messages as Python sends them: blocking ones live on the stack, others in an object. */
 #include "binding.h"
 
-/* A message under way. Its group keeps it alive, and it keeps its tensor alive. */
-typedef struct Message {
-    Pending pending;
-    un_message message;
-    tensor tensor;
-    un_view view;
-    PyObject *owner; /* the tensor */
-    bool holds;      /* the tensor's memory */
-} Message;
-
 static PyTypeObject *message_type;
 
 /* The rank at the other end; -1 is any source, for a receive. */
@@ -84,34 +74,6 @@ PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t co
 
 /* -- asynchronous messages ---------------------------------------------------------------------- */
 
-static bool is_done(const Pending *p) { return un_message_done(&((const Message *)p)->message); }
-
-static un_status result(const Pending *p) { return ((const Message *)p)->message.status; }
-
-static int source(const Pending *p) { return ((const Message *)p)->message.source; }
-
-static un_status await(un_group *group, Pending *p, const un_call *hooks) {
-    return un_message_wait(group, &((Message *)p)->message, hooks);
-}
-
-static void release(Pending *p) {
-    Message *self = (Message *)p;
-    bool first = self->holds;
-    self->holds = false;
-    if (first) free_tensor(&self->tensor);
-    Py_CLEAR(self->owner);
-}
-
-/* message_error(status, sends, peer, tag) */
-static PyObject *make_exception(Pending *p, un_status status) {
-    const un_message *m = &((const Message *)p)->message;
-    return PyObject_CallMethod(p->exceptions, "message_error", "iOiL", (int)status,
-                               m->sends ? Py_True : Py_False, m->peer, (long long)m->tag);
-}
-
-static const kind message_kind = {is_done, NULL,           result, await,
-                                  release, make_exception, source, NULL};
-
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
     if (count != 5) return PyErr_Format(PyExc_TypeError, "a message takes 5 arguments");
@@ -121,17 +83,16 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
         return NULL;
     }
     if (self->pending) reap(self);
-    Message *m = (Message *)new_pending(message_type, &message_kind, arguments[0]);
+    Message *m = (Message *)new_pending(message_type, true, arguments[0]);
     if (!m) return NULL;
     start_tensor(&m->tensor);
-    m->holds = true;
+    m->pending.kept = Py_NewRef(arguments[2]);
     int failed = read_message(self, sends, arguments + 2, count - 2, &m->message, &m->tensor,
                               &m->view);
     if (failed) {
         Py_DECREF((PyObject *)m);
         return status_of(failed);
     }
-    m->owner = Py_NewRef(arguments[2]);
     m->message.site = site_of_frame(arguments[1]);
     PyThreadState *parked = NULL;
     PyObject *kept = keep(self, &m->pending);

@@ -94,18 +94,12 @@ static size_t list_extents(extent *to, const side *s, bool written) {
     return count;
 }
 
-/* By address, in Shell's way: a few are sorted as fast as by insertion, thousands fast enough. */
-static void sort(extent *extents, size_t count) {
-    for (size_t gap = count; gap > 1;) {
-        gap = gap < 5 ? 1 : gap * 5 / 11;
-        for (size_t i = gap; i < count; i++) {
-            extent e = extents[i];
-            size_t j = i;
-            for (; j >= gap && extents[j - gap].first > e.first; j -= gap)
-                extents[j] = extents[j - gap];
-            extents[j] = e;
-        }
-    }
+/* By address; in the order of the arguments where that is equal. */
+static int by_address(const void *a, const void *b) {
+    const extent *one = a, *other = b;
+    if (one->first != other->first) return one->first < other->first ? -1 : 1;
+    if (one->written != other->written) return one->written - other->written;
+    return one->tensor < other->tensor ? -1 : 1;
 }
 
 int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, extent found[2]) {
@@ -121,7 +115,7 @@ int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, extent fo
     }
     size_t count = list_extents(extents, &a->in, a->in_place);
     if (!a->in_place) count += list_extents(extents + count, &a->out, true);
-    if (!are_apart(extents, count)) sort(extents, count);
+    if (!are_apart(extents, count)) qsort(extents, count, sizeof *extents, by_address);
     int failed = 0;
     for (size_t i = 0; !failed && i < count; i++)
         for (size_t j = i + 1; !failed && j < count && extents[j].first < extents[i].end; j++)

@@ -4,13 +4,48 @@
 
 enum { LOOKS = 16 }; /* at a time, so that thousands do not slow down each use of the group */
 
+static un_work *work_of(const Pending *p) { return &((Work *)(uintptr_t)p)->work; }
+
+static un_message *message_of(const Pending *p) { return &((Message *)(uintptr_t)p)->message; }
+
+static bool is_done(const Pending *p) {
+    return p->is_message ? un_message_done(message_of(p)) : un_work_done(work_of(p));
+}
+
+static un_status result_of(const Pending *p) { /* once done */
+    return p->is_message ? message_of(p)->status : work_of(p)->status;
+}
+
+PyObject *make_exception(const Pending *p, un_status status) {
+    if (p->is_message) {
+        const un_message *m = message_of(p);
+        return PyObject_CallMethod(p->exceptions, "message_error", "iOiL", (int)status,
+                                   m->sends ? Py_True : Py_False, m->peer, (long long)m->tag);
+    }
+    const un_call *call = &work_of(p)->call;
+    return PyObject_CallMethod(p->exceptions, "call_error", "iiiI", (int)status,
+                               (int)call->operation, (int)call->reduction, (unsigned)call->dtype);
+}
+
+/* Drop the tensors; may be called twice. */
+static void release(Pending *p) {
+    PyObject *kept = p->kept;
+    p->kept = NULL;
+    if (!kept) return;
+    if (p->is_message)
+        free_tensor(&((Message *)p)->tensor);
+    else
+        free_tensors(&((Work *)p)->arguments);
+    Py_DECREF(kept);
+}
+
 /* A finished operation belongs to its owner alone. Dropping tensors may run any code. */
 static void let_go(Group *self, Pending *p) {
     *(p->previous ? &p->previous->next : &self->pending) = p->next;
     if (p->next) p->next->previous = p->previous;
     if (self->next_look == p) self->next_look = p->next;
     p->is_kept = false;
-    p->kind->release(p);
+    release(p);
     Py_DECREF((PyObject *)p);
 }
 
@@ -19,7 +54,7 @@ void reap(Group *self) {
     for (int looks = 0; looks < LOOKS && self->pending; looks++) {
         Pending *p = self->next_look ? self->next_look : self->pending;
         self->next_look = p->next;
-        if (p->kind->is_done(p)) let_go(self, p);
+        if (is_done(p)) let_go(self, p);
         if (!self->next_look) return;
     }
 }
@@ -58,10 +93,10 @@ void close_now(Group *self) {
     reap_all(self); /* all are done */
 }
 
-Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions) {
+Pending *new_pending(PyTypeObject *type, bool is_message, PyObject *exceptions) {
     Pending *p = (Pending *)PyType_GenericAlloc(type, 0);
     if (!p) return NULL;
-    p->kind = kind;
+    p->is_message = is_message;
     p->exceptions = Py_NewRef(exceptions);
     return p;
 }
@@ -86,7 +121,7 @@ void free_object(PyObject *object) {
 
 static void free_pending(PyObject *object) {
     Pending *p = (Pending *)object;
-    p->kind->release(p);
+    release(p);
     Py_XDECREF((PyObject *)p->group);
     Py_XDECREF(p->exceptions);
     free_object(object);
@@ -96,18 +131,19 @@ static void free_pending(PyObject *object) {
 static int wait_until_done(Pending *p, int64_t timeout_ns) {
     Group *group = p->group;
     int status;
-    if (p->kind->is_done(p)) {
-        status = (int)p->kind->result(p);
+    if (is_done(p)) {
+        status = (int)result_of(p);
     } else if (!group->group) {
         status = UN_CLOSED;
     } else {
         PyThreadState *parked = NULL;
         un_call hooks = hooks_for(&parked, timeout_ns);
         group->users++;
-        status = (int)p->kind->await(group->group, p, &hooks);
+        status = (int)(p->is_message ? un_message_wait(group->group, message_of(p), &hooks)
+                                     : un_work_wait(group->group, work_of(p), &hooks));
         end_use(group, parked);
     }
-    if (p->is_kept && p->kind->is_done(p)) let_go(group, p);
+    if (p->is_kept && is_done(p)) let_go(group, p);
     if (group->pending) reap(group);
     return PyErr_Occurred() ? -1 : status;
 }
@@ -141,7 +177,7 @@ static PyObject *pending_wait(PyObject *object, PyObject *arguments, PyObject *k
     Pending *p = (Pending *)object;
     int status = wait_until_done(p, timeout_ns);
     if (!status) Py_RETURN_NONE;
-    if (status > 0) raise_error(p->kind->make_exception(p, (un_status)status));
+    if (status > 0) raise_error(make_exception(p, (un_status)status));
     return NULL;
 }
 
@@ -149,8 +185,8 @@ static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;
     un_group *group = p->group->group;
-    bool tests = p->kind->test && group && !p->group->closing;
-    bool is_over = tests ? p->kind->test(group, p) : p->kind->is_done(p);
+    bool tests = !p->is_message && group && !p->group->closing;
+    bool is_over = tests ? un_work_test(group, work_of(p)) : is_done(p);
     if (is_over && p->is_kept) let_go(p->group, p); /* then a lazy tensor has its values */
     return PyBool_FromLong(is_over);
 }
@@ -160,8 +196,8 @@ static PyObject *pending_is_under_way(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;
     un_group *group = p->group->group;
-    if (!p->kind->is_under_way || !group || p->group->closing) Py_RETURN_NONE;
-    un_status status = p->kind->is_under_way(group, p);
+    if (p->is_message || !group || p->group->closing) Py_RETURN_NONE;
+    un_status status = un_work_is_under_way(group, work_of(p));
     if (status && status != UN_NOT_YET) Py_RETURN_NONE;
     return PyBool_FromLong(!status);
 }
@@ -169,19 +205,18 @@ static PyObject *pending_is_under_way(PyObject *object, PyObject *ignored) {
 static PyObject *pending_exception(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;
-    un_status status = p->kind->is_done(p) ? p->kind->result(p) : UN_OK;
+    un_status status = is_done(p) ? result_of(p) : UN_OK;
     if (!status) Py_RETURN_NONE;
-    return p->kind->make_exception(p, status);
+    return make_exception(p, status);
 }
 
 static PyObject *pending_source_rank(PyObject *object, PyObject *ignored) {
     (void)ignored;
     const Pending *p = (const Pending *)object;
-    if (!p->kind->source)
+    if (!p->is_message)
         return PyErr_Format(PyExc_ValueError, "this work has not received a message");
-    if (!p->kind->is_done(p))
-        return PyErr_Format(PyExc_ValueError, "this message has not arrived yet");
-    return PyLong_FromLong(p->kind->source(p));
+    if (!is_done(p)) return PyErr_Format(PyExc_ValueError, "this message has not arrived yet");
+    return PyLong_FromLong(message_of(p)->source);
 }
 
 static PyMethodDef pending_methods[] = {

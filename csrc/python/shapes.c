@@ -80,25 +80,8 @@ static bool append(integers *row, PyObject *object) {
     return true;
 }
 
-/* Whether no object occurs twice. */
-static bool are_distinct(PyObject *list) {
-    size_t count = (size_t)PyList_Size(list), room = 64;
-    while (room < 2 * count) room *= 2;
-    PyObject **seen = PyMem_Calloc(room, sizeof *seen);
-    bool distinct = seen != NULL;
-    for (size_t i = 0; distinct && i < count; i++) {
-        PyObject *object = PyList_GetItem(list, (Py_ssize_t)i);
-        size_t at = ((uintptr_t)object * 0x9e3779b97f4a7c15u >> 20) & (room - 1);
-        while (seen[at] && seen[at] != object) at = (at + 1) & (room - 1);
-        distinct = !seen[at];
-        seen[at] = object;
-    }
-    PyMem_Free(seen);
-    return distinct;
-}
-
-/* describe_shapes(list): all its tensors in integers, as bytes, the index of the first of each
- * type, and whether none occurs twice. None if DLPack cannot tell, or there are too many types. */
+/* describe_shapes(list): all its tensors in integers, as bytes, and the index of the first of each
+ * type. None if DLPack cannot tell, or there are too many types. */
 PyObject *module_describe_shapes(PyObject *module, PyObject *list) {
     (void)module;
     if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "tensors must be a list");
@@ -118,9 +101,8 @@ PyObject *module_describe_shapes(PyObject *module, PyObject *list) {
     }
     PyObject *result = NULL;
     if (known)
-        result = Py_BuildValue("(y#NO)", row.items ? (const char *)row.items : "",
-                               (Py_ssize_t)(row.count * sizeof(int64_t)), as_tuple(places, kinds),
-                               are_distinct(list) ? Py_True : Py_False);
+        result = Py_BuildValue("(y#N)", row.items ? (const char *)row.items : "",
+                               (Py_ssize_t)(row.count * sizeof(int64_t)), as_tuple(places, kinds));
     PyMem_Free(row.items);
     return known ? result : Py_NewRef(Py_None);
 }

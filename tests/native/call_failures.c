@@ -39,7 +39,7 @@ static void disagree(membership *me) {
     un_failure failure = un_group_failure(me->group);
     EXPECT_EQUAL(failure.call, 2);
     for (int rank = 0; rank < me->ranks; rank++) {
-        un_posted posted = un_group_posted(me->group, rank, failure.call);
+        un_posted posted = un_group_state(me->group, rank, failure.call).posted;
         const scenario *theirs = &scenarios[rank == me->ranks - 1];
         EXPECT_EQUAL(posted.call, 2);
         EXPECT_EQUAL(posted.operation, theirs->operation);
@@ -89,8 +89,8 @@ static void refuse_alone(membership *me) {
         EXPECT_EQUAL(un_run(me->group, &all), UN_MISMATCH);
     else
         EXPECT_EQUAL(un_refuse(me->group, &all), UN_REFUSED);
-    EXPECT(un_group_posted(me->group, 0, 1).refused);
-    EXPECT(!un_group_posted(me->group, 1, 1).refused);
+    EXPECT(un_group_state(me->group, 0, 1).posted.refused);
+    EXPECT(!un_group_state(me->group, 1, 1).posted.refused);
     expect_end(me, UN_MISMATCH);
 }
 

@@ -107,7 +107,7 @@ static void wait_for_nobody(membership *me) {
     prepare_message(&m, false, 1, 0, 1, 1, CONTIGUOUS);
     m.message.timeout_ns = 300 * MILLISECOND_NS;
     EXPECT_EQUAL(un_message_run(me->group, &m.message, &forever), UN_TIMEOUT);
-    EXPECT(!un_group_waiting(me->group, 0).waits);
+    EXPECT(!un_group_state(me->group, 0, 0).waiting.waits);
     free_side(&m.side);
 }
 

@@ -34,7 +34,7 @@ static void send_unfit(membership *me) {
 static void wait_in_cycle(membership *me) {
     bool sends = *(int *)me->shared;
     run_in_vain(me, sends, (me->rank + 1) % me->ranks, 1000, UN_DEADLOCK);
-    if (me->ranks > 1) EXPECT(un_group_waiting(me->group, me->rank).waits);
+    if (me->ranks > 1) EXPECT(un_group_state(me->group, me->rank, 0).waiting.waits);
     expect_failure(me, UN_DEADLOCK);
 }
 

@@ -177,9 +177,9 @@ static void *observe(void *argument) {
         uint64_t calls = un_group_calls(me->group);
         EXPECT_EQUAL(un_group_failure(me->group).status, UN_OK);
         for (int rank = 0; rank < me->ranks; rank++) {
-            un_posted posted = un_group_posted(me->group, rank, calls);
+            un_posted posted = un_group_state(me->group, rank, calls).posted;
             EXPECT(posted.operation <= UN_ALL_TO_ALL);
-            EXPECT(!un_group_waiting(me->group, rank).waits);
+            EXPECT(!un_group_state(me->group, rank, 0).waiting.waits);
         }
         EXPECT(un_memory_room() > 0 && un_cpu_quota() > 0);
     }

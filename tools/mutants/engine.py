@@ -175,9 +175,8 @@ ENGINE = (
     Mutant(
         "deadlock-unread",
         "csrc/local/deadlock.c",
-        "    return w->sends ? !has_unread_replies(g, rank, w->peer)\n"
-        "                    : !has_unread_messages(g, w->peer, rank);",
-        "    return true;",
+        "w->sends ? !has_unread(g, rank, w->peer, true) : !has_unread(g, w->peer, rank, false)",
+        "true",
         "a rank that has its message in front of it and no core counts as blocked",
         ("tests/comm/test_after_faults.py::test_a_receiver_that_is_held_up_is_no_deadlock",),
     ),

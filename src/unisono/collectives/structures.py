@@ -155,12 +155,12 @@ def take_apart(structure: Any) -> Tree:
     tree.skeleton = _walk(structure, tree, ())
     described = native.describe_shapes(tree.tensors)
     if described is not None:
-        tree.shapes, places, tree.are_distinct = described
+        tree.shapes, places = described
         tree.dtypes = tuple(tree.tensors[place].dtype for place in places)
     else:  # there are arrays, or tensors that the engine rejects
         tree.shapes = b"".join(map(_describe_leaf, tree.tensors))
         tree.dtypes = tuple({leaf.dtype for leaf in tree.tensors})
-        tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
+    tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
     return tree
 
 

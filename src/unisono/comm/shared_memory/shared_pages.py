@@ -70,7 +70,7 @@ class SharedPages:
         if self._is_shared:
             self._is_shared = False
             _in_use.discard(self)
-            if not native.unshare_pages(self._begin, self._bytes):
+            if not native.share_pages(self._begin, 0, self._bytes):
                 _kept_for_ever.append(self._memory)
         self._tensor = None
         self.edges, self.middle = [], None
