@@ -16,6 +16,10 @@ from unisono.comm.communicator import Communicator
 from unisono.serving.collectives import ServingCollectives
 
 _MEETING_S = 300.0
+_AS_THEY_ARE = (
+    *("all_reduce", "all_gather", "gather", "reduce_scatter"),
+    *("send_tensor_dict", "recv_tensor_dict"),
+)
 
 
 class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
@@ -27,21 +31,11 @@ class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
         comm.name = self.unique_name  # compiled models, which vLLM caches, call it by this name
         self._collectives = ServingCollectives(comm)
         self.supports_tensor_dict = True
+        for name in _AS_THEY_ARE:  # without a call of Python in between
+            setattr(self, name, getattr(self._collectives, name))
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
         return False  # so that vLLM makes no shared memory of its own
-
-    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        return self._collectives.all_reduce(input_)
-
-    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return self._collectives.all_gather(input_, dim)
-
-    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        return self._collectives.gather(input_, dst, dim)
-
-    def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return self._collectives.reduce_scatter(input_, dim)
 
     def all_gatherv(
         self,
@@ -73,12 +67,6 @@ class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         self._collectives.comm.broadcast(tensor, src)
         return tensor
-
-    def send_tensor_dict(self, tensor_dict: dict[str, Any], dst: int) -> None:
-        self._collectives.send_tensor_dict(tensor_dict, dst)
-
-    def recv_tensor_dict(self, src: int) -> dict[str, Any]:
-        return self._collectives.recv_tensor_dict(src)
 
     def destroy(self) -> None:
         self._collectives.comm.close()
