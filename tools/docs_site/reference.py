@@ -154,10 +154,8 @@ def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
     fields = "".join(_fields(full, value))
     shown = full if kind == "py:exception" else _signature(full, value)
     if kind == "py:exception":
-        bases = [base.__name__ for base in value.__mro__[1:-3]]
-        text += f"\nIts bases: {', '.join(f'[{b}](unisono.{b}.md)' for b in bases)}.\n" * bool(
-            bases
-        )
+        bases = ", ".join(f"`{base.__name__}`" for base in value.__mro__[1:-3])
+        text += f"\nIts bases: {_with_names(bases, full, ['unisono'])}.\n"
     yield from _directive(kind, [shown], text + "\n" + fields + methods, 6)
 
 
