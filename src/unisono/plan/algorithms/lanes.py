@@ -19,8 +19,6 @@ The root of a broadcast sends g - 1 inside. In a reduction, ranks without a lane
 hosts of different sizes all_gather and reduce_scatter take one more step, inside.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

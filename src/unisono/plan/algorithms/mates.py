@@ -15,8 +15,6 @@ buffers to keep parts in: with it, all_reduce and reduce_scatter would add in a 
 each rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from unisono.plan.algorithms.lanes import Hosts, hosts_of, make_step
