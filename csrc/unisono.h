@@ -366,9 +366,11 @@ bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 
 /* Before the first call: the most bytes of a send that is done at once; whether large calls on
  * ordinary memory may let the kernel copy it between processes where it can (reading.c), or none of
- * the ranks may; and how many threads of the group take part in a large call besides the one that
- * makes it (copiers.c), -1: as many as the cores allow. */
-void un_group_configure(un_group *group, int64_t eager_bytes, bool may_read, int copiers);
+ * the ranks may; how many threads of the group take part in a large call besides the one that makes
+ * it (copiers.c), -1: as many as the cores allow; and how long a rank may spin in a call before it
+ * sleeps, where there are cores for all ranks, -1: as constants.h says. */
+void un_group_configure(un_group *group, int64_t eager_bytes, bool may_read, int copiers,
+                        int64_t spin_ns);
 
 /* A number for each rank of a group, each on its own cache line, that a GPU waits to see grow:
  * it would wait forever for a rank that has died. So when a rank's process ends, or has ended,

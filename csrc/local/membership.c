@@ -70,10 +70,12 @@ un_status un_group_open_beside(const un_group *other, int rank, un_group **group
     return open_membership(other, -1, rank, other->ranks, 0, group);
 }
 
-void un_group_configure(un_group *g, int64_t eager_bytes, bool may_read, int copiers) {
+void un_group_configure(un_group *g, int64_t eager_bytes, bool may_read, int copiers,
+                        int64_t spin_ns) {
     if (group_is_inherited(g)) return;
     if (!may_read) forbid_reading(g);
     if (copiers >= 0) g->copiers.wanted = copiers < COPIERS_MOST ? copiers : COPIERS_MOST;
+    if (spin_ns >= 0 && !g->crowded) g->spin.ns = g->spin.most_ns = spin_ns;
     pthread_mutex_lock(&g->messages.lock);
     g->messages.eager_bytes = eager_bytes;
     pthread_mutex_unlock(&g->messages.lock);

@@ -150,13 +150,14 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
 }
 
-/* configure(eager_bytes, may_read, copiers): see unisono.h */
+/* configure(eager_bytes, may_read, copiers, spin_ns): see unisono.h */
 static PyObject *group_configure(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
-    long long eager_bytes;
+    long long eager_bytes, spin_ns;
     int may_read, copiers;
-    if (!PyArg_ParseTuple(arguments, "Lpi", &eager_bytes, &may_read, &copiers)) return NULL;
-    if (self->group) un_group_configure(self->group, eager_bytes, may_read, copiers);
+    if (!PyArg_ParseTuple(arguments, "LpiL", &eager_bytes, &may_read, &copiers, &spin_ns))
+        return NULL;
+    if (self->group) un_group_configure(self->group, eager_bytes, may_read, copiers, spin_ns);
     Py_RETURN_NONE;
 }
 

@@ -228,11 +228,11 @@ static void reach_behind_the_unwanted(membership *me) {
 
 /* Small messages may be let go before anybody takes them. */
 static void send_eagerly(membership *me) {
-    un_group_configure(me->group, 100, true, -1);
+    un_group_configure(me->group, 100, true, -1, -1);
     for (int64_t tag = 0; tag < 100; tag++) run_message(me, true, right_of(me), tag, 10);
     un_call all = barrier();
     EXPECT_EQUAL(un_run(me->group, &all), UN_OK);
-    un_group_configure(me->group, 0, true, -1);
+    un_group_configure(me->group, 0, true, -1, -1);
     for (int64_t tag = 99; tag >= 0; tag--) run_message(me, false, left_of(me), tag, 10);
 }
 
