@@ -731,7 +731,7 @@ def test_asking_by_signal_harms_no_process_whose_threads_run(program: WriteProgr
                 count(10)
         os.waitpid(child, os.WUNTRACED)
         os.kill(child, signal.SIGCONT)
-        names = {stack.thread for stack in _ask_by_signal(child, DEFAULT_SIGNAL, int)}
+        names = {stack.thread for stack in _ask_by_signal(child, DEFAULT_SIGNAL)}
         for _ in range(1000):
             signal_thread(child, child, DEFAULT_SIGNAL)
             time.sleep(0.003)

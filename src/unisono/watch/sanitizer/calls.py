@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import threading
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
-from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.stacks import calling_line, is_users
 from unisono.watch.torch_group import COLLECTIVES
 
@@ -53,6 +53,21 @@ _METHODS: dict[str, tuple[str, int | None, int | None]] = {
 _OPS = reductions_by_hash()
 _SUMS = ("sum", "avg", "mean")
 MESSAGES = ("send", "recv", "isend", "irecv")
+_logger = logging.getLogger("unisono")
+
+
+def harmless(look: Callable[..., Any]) -> Callable[..., Any]:
+    """Return None where `look` raises: looking must never change what the program does."""
+
+    @functools.wraps(look)
+    def looked(*given: Any, **named: Any) -> Any:
+        try:
+            return look(*given, **named)
+        except Exception:
+            _logger.debug("unisono.watch: the sanitizer failed", exc_info=True)
+            return None
+
+    return looked
 
 
 @dataclass(frozen=True)
