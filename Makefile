@@ -135,7 +135,8 @@ parity: .venv/.stamp ## compare gloo and unisono through torch.distributed; writ
 	cd tests && ../.venv/bin/python -m torch_parity.table --output ../docs/parity.md
 
 diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/diagnosis-corpus.md
-	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis-corpus.md
+	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis-corpus.md \
+		--said ../build/diagnosis-said.md
 
 # Others see their stubs (tools/write_overloads.py); they themselves are checked here.
 WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py

@@ -6,7 +6,8 @@ A table is between two comments, `<!-- bench: NAME -->` and `<!-- end -->`, wher
 of benchmarks/results without its ending. "NAME all_reduce,barrier 8,64K" takes only these
 collectives and sizes, and `<!-- bench: all -->` every file, with two plots for each collective:
 docs/plots/NAME/all_reduce-time.svg and all_reduce-bandwidth.svg. Their colours are variables, so
-that they suit light and dark pages alike; the site puts them into its pages as they are.
+that they suit light and dark pages alike; the site puts them into its pages as they are. Tables
+have the sizes of `_SHOWN`: plots and files have them all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _TITLES = {
     "ping_pong": "ping-pong (a message and its answer)",
     "all_reduce_async": "all_reduce with async_op, then wait",
 }
+_SHOWN = {0, 2**10, 2**16, 2**20, 2**24, 2**26}
+"""Sizes in the tables of docs/performance.md, beside the smallest."""
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _COLOURS = """<style>svg { --unisono: #0a7a55; --gloo: #c8501a; --nccl: #7044c4; --mpi: #2465b8;
 --soft: #5d626d; --line: #dfe0e3; --faint: #9a9ea8;
@@ -116,13 +119,16 @@ def _section(name: str, run: Run) -> str:
         + "\n\n"
         for collective in (rows[0].collective for rows in _with_curves(run))
     )
-    lines = "\n".join(f"- {line}" for line in text.summary(run) if not line.startswith("*"))
+    lines = "\n".join(f"- {line}" for line in text.model_notes(run))
+    smallest = {rows[0].collective: rows[0].size_bytes for rows in by_collective(run.rows)}
+    rows = [row for row in run.rows if row.size_bytes in _SHOWN | {smallest[row.collective]}]
+    shown = replace(run, rows=rows)
     disturbed = "\n\\* other programs had a share of the cores in this row.\n"
-    mark = disturbed if any(row.disturbed for row in run.rows) else ""
+    mark = disturbed if any(row.disturbed for row in rows) else ""
     return (
         f"## {heading(run)}\n\n{text.about(run)}.\n\n{plots}"
-        f"<details>\n<summary>The same in figures</summary>\n\n"
-        f"{side_by_side(run)}{mark}\n{lines}\n\n</details>\n"
+        f"<details>\n<summary>In figures</summary>\n\n"
+        f"{side_by_side(shown)}{mark}\n{lines}\n\n</details>\n"
     )
 
 

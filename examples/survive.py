@@ -30,6 +30,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+BEGAN = time.monotonic()
+if __name__ == "__main__" and "--rank" not in sys.argv:
+    print("  0.0 s  loading torch", flush=True)
+
 import torch
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -41,7 +45,6 @@ RANKS, HOSTS = 4, 2
 CONTRIBUTIONS = 16  # micro-batches in a step, shared out over the ranks
 STEPS_WITHOUT = 5  # of a smaller group before it lets new ranks join
 STEP_S = 0.01  # the rest of a step: this model is a small one
-BEGAN = time.monotonic()
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -26,6 +26,7 @@ import unisono.plan.layouts
 import unisono.training
 from unisono.cases.primitives import PRIMITIVES
 
+MODULES = ("bench", "differentiable", "math", "watch", "plan", "plan.layouts", "training")
 METHODS = (property, staticmethod, classmethod, FunctionType)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -113,11 +114,38 @@ def problems(name: str) -> Iterator[str]:
             yield f"it does not explain `{parameter}`"
     if not isinstance(value, type) and parameters(value) and not re.search(r"\bRaises\b", told):
         yield "it does not say what it raises"
-    also = set(re.findall(r"`(\w+)`", told.partition("See also")[2]))
-    if name in unisono.__all__ and not isinstance(value, type) and not also:
+    if name not in PAGES:
+        return
+    short, names = name.rpartition(".")[2], {page.rpartition(".")[2] for page in PAGES}
+    names |= set(unisono.__all__)
+    words = set(re.findall(r"`(?:\w+\.)*(\w+)(?:\(\))?`", told)) - {short}
+    is_error = isinstance(value, type) and issubclass(value, Exception)  # its bases stand beside it
+    if not is_error and not words & names:
         yield "it does not say what else to see"
-    if also - set(unisono.__all__) or name in also:
+    also = set(re.findall(r"`(\w+)`", re.split(r"See\s+also", told + "See also")[1]))
+    if also - names or short in also:
         yield f"{also} are not names of unisono, or its own"
+    if "group" in parameters(value) and name not in LOCAL and "Cost:" not in " ".join(told.split()):
+        yield "it does not say what it costs"
+    examples = doctest.DocTestParser().get_examples(EXAMPLES.get(name, ""))
+    shows = any(example.want for example in examples) or "assert " in EXAMPLES.get(name, "")
+    if not shows and name not in UNSHOWN:
+        yield "its example has no output"
+
+
+PAGES = {name for name in PUBLIC if name.rpartition(".")[0] in ("", *MODULES)}
+"""What has a page of its own in the reference; methods are on that of their class."""
+LOCAL = {
+    "GroupError",
+    "ProcessGroupManager",
+    "SelfTest",
+    "watch.Report",
+    "training.QuantizedWeights",
+}
+LOCAL |= {"get_rank", "get_world_size", "setup_process_group_manager"}
+"""They take a group, or its name, and send nothing themselves."""
+UNSHOWN = ("EngineUnavailable", "SegmentError", "TorchMissing", "training.WeightUpdateWorker")
+"""What no example can provoke here, and a class that its methods show."""
 
 
 def test_every_public_name_explains_itself() -> None:

@@ -48,7 +48,8 @@ def weighted_sum(
     one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
     world), element by element.
 
-    Raises TypeError on every rank unless `x` is a tensor.
+    Raises TypeError on every rank unless `x` is a tensor. Cost: an all_reduce of the result;
+    another one in backward. See also `mean`.
 
     >>> unisono.math.weighted_sum(torch.ones(3), weight=comm.rank + 1)  # weights 1 and 2
     tensor([3., 3., 3.])
@@ -68,7 +69,7 @@ def mean(
 ) -> torch.Tensor:
     """The mean of x over `dim` and all ranks, on every rank: the mean of all elements, not of the
     ranks' means. `x`, `dim`, `group` and `keepdim` are as in `weighted_sum`. Raises TypeError on
-    every rank unless `x` is a floating-point or complex tensor.
+    every rank unless `x` is a floating-point or complex tensor. Cost: that of `weighted_sum`.
 
     >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
     >>> unisono.math.mean(shard, dim=0)
@@ -96,6 +97,7 @@ def variance(
     """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
     from the mean, divided by the number of elements less `correction`. `x`, `dim`, `group` and
     `keepdim` are as in `weighted_sum`. Raises TypeError on every rank unless `x` is floating-point.
+    Cost: two all_reduces of the result's size; two more in backward.
 
     >>> unisono.math.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
     tensor(5.)
@@ -115,7 +117,8 @@ def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
     """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank. `x`, `dim`,
-    `group` and `keepdim` are as in `weighted_sum`. Raises what `mean` raises.
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `mean` raises. Cost: that of
+    `weighted_sum`.
 
     >>> unisono.math.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
     tensor(5.)
@@ -130,7 +133,7 @@ def normalize(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
     """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` if that is
-    larger; each rank has its shard's part. Raises what `l2_norm` raises.
+    larger; each rank has its shard's part. Raises what `l2_norm` raises. Cost: that of `l2_norm`.
 
     >>> unisono.math.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
     tensor([3.])
@@ -175,7 +178,8 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
     `dim=None` the sum is over the ranks of `group` (None: the world), element by element.
 
     Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch if the
-    shards' other dimensions differ.
+    shards' other dimensions differ. Cost: two all_reduces of the reduced size, or one all_gather if
+    it is small; an all_reduce in backward. See also `log_softmax`, `logsumexp`.
 
     >>> p = unisono.math.softmax(torch.zeros(3, 2), dim=1)  # two columns of four
     >>> p[0]
@@ -186,7 +190,8 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
 
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
-    its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
+    its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises. Cost:
+    that of `softmax`.
 
     >>> unisono.math.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
     tensor(True)
@@ -206,7 +211,8 @@ def logsumexp(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
     """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank. `x`, `dim`,
-    `group` and `keepdim` are as in `weighted_sum`. Raises what `softmax` raises.
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `softmax` raises. Cost: that of
+    `softmax`.
 
     >>> unisono.math.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
     tensor(4.)

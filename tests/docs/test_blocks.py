@@ -66,6 +66,13 @@ def is_dear(block: Block) -> bool:
 DEAR = [page for page, blocks in BLOCKS.items() if any(map(is_dear, blocks))]
 
 
+def prose_before(block: Block) -> str:
+    """The last paragraph before a block, and what is between that and the block."""
+    lines = (ROOT / block.page).read_text().splitlines()[: block.line - 1]
+    prose = re.sub(r"^```.*?^```$|<!--.*?-->", "", "\n".join(lines), flags=re.M | re.S).strip()
+    return prose.rpartition("\n\n")[2]
+
+
 def problems(block: Block, blocks: list[Block]) -> list[str]:
     found = [f"nobody knows the comment {name!r}" for name in block.marks if name not in KNOWN]
     if "not run" in block.marks:
@@ -82,6 +89,8 @@ def problems(block: Block, blocks: list[Block]) -> list[str]:
     elif block.language not in ("python", *SHELL) and "file" not in block.marks:
         found.append(f"nothing runs {block.language or 'a block without a language'}")
     if "file" in block.marks:
+        if f"`{block.marks['file']}`" not in prose_before(block):
+            found.append(f"the text before it does not say that it is `{block.marks['file']}`")
         later = blocks[len(before) + 1 :]
         commands = [other.text for other in later if other.language in SHELL]
         commands += [other.marks.get("output of", "") for other in later]

@@ -174,6 +174,25 @@ def test_an_error_is_told_where_and_hints_are_for_wrong_values(
     assert ("hint: divmod" in told) == hinted
 
 
+def test_a_function_that_never_ends_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_CALL_S", 0.5)
+    write(tmp_path, 1, "def my_share(i, r, s):\n    while True:\n        pass\n")
+    told = run("check", 1, "--folder", tmp_path).output.partition("my_share: ")[2]
+    assert re.match(r"TimeoutError: not done after \d+ s; .* \(chapter_01\.py, line [23]\)", told)
+
+
+@pytest.mark.docs
+def test_a_function_on_ranks_that_never_ends_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_CALL_S", 3.0)
+    write(tmp_path, 2, "def largest(comm, number):\n    while True:\n        pass\n")
+    told = run("check", 2, "--folder", tmp_path).output.partition("largest: ")[2]
+    assert re.match(r"rank \d of \d: TimeoutError: .* \(chapter_02\.py, line [23]\)", told)
+
+
 @pytest.mark.docs
 def test_a_wrong_value_names_its_rank_and_both_values(tmp_path: Path) -> None:
     write(
@@ -343,6 +362,66 @@ def test_what_a_ring_sends_in_chapter_3() -> None:
         schedule = find("all_reduce", "ring").schedule(ranks)
         assert set(schedule.chunks_sent() / schedule.chunks) == {2 * (ranks - 1) / ranks}
         assert f"{2 * (ranks - 1) / ranks:.3g}" == f"{float(shown):.3g}"
+
+
+def test_steps_of_ring_and_tree_in_chapter_4() -> None:
+    from unisono.plan import find
+
+    text = " ".join(chapters()[3].text.split())
+    (ranks,) = {
+        int(n.replace(",", "")) for n in re.findall(r"[Ww]ith ([\d,]+) ranks (?:it|that)", text)
+    }
+    (ring,) = re.findall(r"it is ([\d,]+) latencies", text)
+    (tree,) = re.findall(r"that is (\d+) latencies instead", text)
+    assert find("all_reduce", "ring").schedule(ranks).rounds == int(ring.replace(",", ""))
+    there, back = (
+        find(name, "binomial").schedule(ranks).rounds for name in ("reduce", "broadcast")
+    )
+    assert there + back == int(tree)
+
+
+def test_steps_of_trees_in_chapter_5() -> None:
+    from unisono.plan import find
+
+    text = " ".join(chapters()[4].text.split())
+    assert "rank 0 sends to rank 4. Then both send, to ranks 2 and 6. Then all four" in text
+    schedule = find("broadcast", "binomial").schedule(8)
+    receivers = [sorted(t.destination for t in step) for step in schedule.steps]
+    assert receivers == [[4], [2, 6], [1, 3, 5, 7]]
+    double = find("all_reduce", "double_tree").schedule(8)
+    halves = {t.chunk_name for step in double.steps for t in step}
+    leaves = [
+        {
+            rank
+            for rank in range(8)
+            if not any(
+                t.destination == rank and t.chunk_name == half and t.action == "reduce"
+                for step in double.steps
+                for t in step
+            )
+        }
+        for half in sorted(halves)
+    ]  # those that no child sends anything to
+    assert len(leaves) == 2
+    assert not leaves[0] & leaves[1]
+
+
+def test_what_fsdp_sends_in_chapter_9() -> None:
+    """An all_reduce is two halves; FSDP gathers twice and scatters once."""
+    from unisono.cases.primitives import PRIMITIVES
+
+    factors = {name: PRIMITIVES[name].bus_factor(8) for name in ("all_reduce", "all_gather")}
+    scatter = PRIMITIVES["reduce_scatter"].bus_factor(8)
+    more = float((2 * factors["all_gather"] + scatter) / factors["all_reduce"])
+    assert f"{more:g} times the communication of DDP" in " ".join(chapters()[8].text.split())
+    assert f"{more:g} times the communication" in chapters()[15].text
+
+
+def test_bytes_of_chapter_16() -> None:
+    (billions, held) = re.findall(
+        r"a model of (\d+) billion parameters needs (\d+) GB", chapters()[15].text
+    )[0]
+    assert int(billions) * (2 + 2 + 12) == int(held)
 
 
 def test_shares_of_time_in_chapter_14() -> None:

@@ -31,6 +31,7 @@ def test_a_link_that_leads_nowhere_is_refused(sources: ModuleType) -> None:
         return led
 
     assert with_links("[what is new](../CHANGELOG.md#x)") == "[what is new](changelog.md#x)"
+    assert with_links("[hosts.md](hosts.md#x)") == "[Several hosts](hosts.md#x)"
     with pytest.raises(sources.BadSource, match=r"docs/launching\.md links to nowhere\.md"):
         with_links("[somewhere](nowhere.md)")
 
@@ -57,6 +58,21 @@ def test_the_lists_of_names_cut_no_sentence_short(sources: ModuleType, tmp_path:
     rows = [row for row in text.splitlines() if row.startswith("| [")]
     assert len(rows) > 100
     assert not [row for row in rows if row.count("(") != row.count(")")]
+
+
+def test_names_in_the_reference_lead_to_its_pages(sources: ModuleType, tmp_path: Path) -> None:
+    importlib.import_module("reference").write_pages(tmp_path)
+    pages = {page.stem: page.read_text() for page in (tmp_path / "reference").iterdir()}
+    links = {
+        (name, link)
+        for name, text in pages.items()
+        for link in re.findall(r"\]\((unisono[\w.]*)\.md\)", text)
+    }
+    assert ("unisono.all_reduce", "unisono.reduce_scatter") in links
+    assert ("unisono.differentiable.all_reduce", "unisono.differentiable.all_gather") in links
+    assert ("unisono.PeerLost", "unisono.GroupError") in links
+    assert ("unisono.plan.Choice", "unisono.plan.algorithm") not in links  # its field
+    assert {link for _, link in links} <= pages.keys()
 
 
 def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Writes what is said of each program: `python -m faults.page --output docs/diagnosis-corpus.md`.
 
 Text above the mark in that file is kept. With `--outcomes FILE ...` nothing is run: the outcomes
-are those that `python -m faults --json` printed, perhaps in several parts.
+are those that `python -m faults --json` printed, perhaps in several parts. `--said FILE` gets what
+every setup said about every program, word for word.
 """
 
 from __future__ import annotations
@@ -179,9 +180,50 @@ def table(judged: Mapping[str, list[Judged]]) -> list[str]:
 
 
 def page(outcomes: Outcomes, at: str) -> str:
-    """The score on a commit, and what every setup said about every program."""
+    """The score, and a row for every program: what the watch said, and what others named."""
     loud: dict[str, list[Judged]] = {}
     silent: dict[str, list[Judged]] = {}
+    rows = []
+    for fault in corpus():
+        named, said = {}, ""
+        for setup, name in (OURS | PEERS).items():
+            outcome = outcomes.get((fault.name, setup))
+            if outcome is None:
+                continue
+            found = judge(fault, setup, outcome)
+            (silent if fault.silent else loud).setdefault(setup, []).append(found)
+            named[name] = str(found.named)
+            said = said or quote_ours(fault, outcome)
+        rows.append(row(fault, said, named))
+    return "\n".join(
+        [
+            *(MARK, "", f"Commit {at}. Programs that hang, fail or are slow:", "", *table(loud)),
+            *("", "Programs that only compute wrong numbers, under the sanitizer:", ""),
+            *(*table(silent), "", "## Every program", "", *HEADINGS, *rows, ""),
+        ]
+    )
+
+
+HEADINGS = [
+    "| program | its bug | the watch | plain gloo; DETAIL; monitored_barrier |",
+    "|---|---|---|---|",
+]
+
+
+def row(fault: Fault, said: str, named: Mapping[str, str]) -> str:
+    """A row of the table of programs; which setup of ours named less is said where one did."""
+    ours = {name: named[name] for name in OURS.values() if name in named}
+    less = [f"{name}: {what}" for name, what in ours.items() if what != "rank and line"]
+    same = len(set(ours.values())) == 1
+    told = f" (names: {less[0].partition(': ')[2]})" if less and same else ""
+    told = f" ({'; '.join(less)})" if less and not same else told
+    peers = "; ".join(named.get(name, "-") for name in PEERS.values())
+    story = " ".join(fault.story.split())
+    return f"| {fault.name} | {story} | {said.replace('|', '/')}{told} | {peers} |"
+
+
+def everything_said(outcomes: Outcomes) -> str:
+    """What every setup said about every program."""
     said = []
     for fault in corpus():
         said.append(f"\n**{fault.name}**: {fault.story}\n")
@@ -192,7 +234,6 @@ def page(outcomes: Outcomes, at: str) -> str:
             if outcome is None:
                 continue
             found = judge(fault, setup, outcome)
-            (silent if fault.silent else loud).setdefault(setup, []).append(found)
             quote = (quote_peer if setup in PEERS else quote_ours)(fault, outcome)
             text = f"({found.named}): {quote}"
             alike.setdefault(text, []).append(name)
@@ -202,13 +243,7 @@ def page(outcomes: Outcomes, at: str) -> str:
         for text, names in alike.items():
             said.append(f"- {'; '.join(names)} {text}")
             said += [f"  - {_FOLDERS.sub('', each)}" for each in false.get(text, [])]
-    return "\n".join(
-        [
-            *(MARK, "", f"Commit {at}. Programs that hang, fail or are slow:", "", *table(loud)),
-            *("", "Programs that only compute wrong numbers, under the sanitizer:", ""),
-            *(*table(silent), "", "## Every program", *said, ""),
-        ]
-    )
+    return "\n".join([*said, ""])
 
 
 def main() -> None:
@@ -216,11 +251,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--outcomes", type=Path, nargs="+")
+    parser.add_argument("--said", type=Path)
     given = parser.parse_args()
     output: Path = given.output
     outcomes, at = load_all(given.outcomes) if given.outcomes else (run_all(), commit())
     before = output.read_text().partition(MARK)[0] if output.exists() else ""
     output.write_text(before + page(outcomes, at))
+    if given.said:
+        given.said.write_text(everything_said(outcomes))
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ def test_no_picture_is_cut_on_a_phone(browser: Any, site: Path, name: str) -> No
 
 
 CROWDED = (Path(__file__).parent / "crowded.js").read_text()
+PALE = (Path(__file__).parent / "pale.js").read_text()
 WIDTHS = (1280, 768, 390)
 
 
@@ -135,6 +136,10 @@ def find_crowded(site: Path, names: list[str]) -> dict[str, list[str]]:
                     crowded.append(f"{height} px are too long")
                 if crowded:
                     found[f"{name} at {width} px"] = crowded
+            for scheme in ("dark", "light"):
+                page.emulate_media(color_scheme=scheme)
+                if pale := page.evaluate(PALE):
+                    found[f"{name}, {scheme}"] = pale
             widths = widths[::-1]  # the next page opens as this one is: resizing takes long
             if visit.troubles:
                 found[f"{name} reports"] = visit.troubles.copy()
@@ -162,6 +167,21 @@ def test_crowded_pages_are_noticed(browser: Any) -> None:
     found = page.evaluate(CROWDED)
     page.close()
     for what in ("wider than the window", "scrolls without", "cut: DIV", "cut: P", "labels"):
+        assert any(what in one for one in found), (what, found)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pale_pages_are_noticed(browser: Any, scheme: str) -> None:
+    page = browser.new_page(color_scheme=scheme)
+    ink, paper = ("#eee", "#fff") if scheme == "light" else ("#222", "#111")
+    block = "#000" if scheme == "light" else "#fff"
+    page.set_content(
+        f"<body style='background: {paper}'><article><p style='color: {ink}'>unread</p>"
+        f"<svg width=90 height=90><rect width=90 height=90 fill='{block}'/></svg></article>"
+    )
+    found = page.evaluate(PALE)
+    page.close()
+    for what in ("pale: <p", "a block: <rect"):
         assert any(what in one for one in found), (what, found)
 
 

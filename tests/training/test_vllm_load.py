@@ -30,6 +30,7 @@ VLLM = {
         class TrainerInitInfo: pass
         class TrainerWeightTransferEngine: pass
         class ModuleSource: pass
+        class ParamMeta: pass
         class WeightTransferEngine:
             def parse_update_info(self, given): return self.update_info_cls(**given)
     """,

@@ -514,6 +514,7 @@ work = dist.all_reduce(tensor, async_op=True)
 if dist.get_rank() == {racing}:
     tensor += 1
 work.wait()
+dist.barrier()  # no rank ends before the race has been seen
 dist.destroy_process_group()
 {end}
 """

@@ -628,6 +628,17 @@ def test_a_group_that_somebody_ended_needs_no_report(comm: Communicator) -> None
 
 
 @pytest.mark.ranks(2)
+def test_a_refused_call_is_described_as_such(comm: Communicator) -> None:
+    watch.start()
+    outputs = [torch.ones(1 + comm.rank) for _ in range(2)]
+    with pytest.raises(ValueError if comm.rank else UnisonoError) as caught:
+        comm.all_to_all(outputs, [torch.ones(1), torch.ones(1)])
+    if comm.rank == 0:
+        report = caught.value.report  # type: ignore[attr-defined]
+        assert "rank 1 called all_to_all with arguments that it refused at" in report.verdict
+
+
+@pytest.mark.ranks(2)
 def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
     comm: Communicator, shared_tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -29,6 +29,8 @@ _DATA = {
 }
 """What has no docstring of its own."""
 _DOCS = Path(__file__).parents[2] / "docs"
+_ARGUMENT = "algorithm"
+"""A name that in docstrings means an argument."""
 _PAGES = 4
 """How many pages an entry leads to."""
 _TYPES = """(types-in-signatures)=
@@ -57,17 +59,8 @@ def write_pages(source: Path) -> list[str]:
 
     Raises BadSource if a public name has no docstring.
     """
-    modules = [name for name in unisono.__all__ if isinstance(getattr(unisono, name), ModuleType)]
-    own = [name for name in unisono.__all__ if name not in modules]
-    pages = {
-        "unisono": (unisono, own),
-        **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in modules},
-        "unisono.training": _of_module(unisono.training),
-        "unisono.plan": _of_module(unisono.plan),
-        "unisono.plan.layouts": _of_module(unisono.plan.layouts),
-    }
     names = []
-    for title, (module, members) in pages.items():
+    for title, (module, members) in _modules().items():
         text = f"# {title}\n\n{_opening(module)}\n"
         for heading, names_of_kind in _by_kind(module, members).items():
             text += f"## {heading}\n\n| | |\n|---|---|\n"
@@ -84,6 +77,23 @@ def write_pages(source: Path) -> list[str]:
         names.append(_write(source, title, text + (_TYPES if module is unisono else "")))
     names.append(_write(source, "unisono.testing", _testing()))
     return names
+
+
+@cache
+def _modules() -> dict[str, tuple[ModuleType, list[str]]]:
+    """The modules that have a page, with their names."""
+    names = [name for name in unisono.__all__ if isinstance(getattr(unisono, name), ModuleType)]
+    return {
+        "unisono": (unisono, [name for name in unisono.__all__ if name not in names]),
+        **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in names},
+        "unisono.training": _of_module(unisono.training),
+        "unisono.plan": _of_module(unisono.plan),
+        "unisono.plan.layouts": _of_module(unisono.plan.layouts),
+    }
+
+
+def _names_of(title: str) -> list[str]:
+    return _modules()[title][1] if title in _modules() else []
 
 
 def _of_module(module: ModuleType) -> tuple[ModuleType, list[str]]:
@@ -125,7 +135,7 @@ def _shown_in(source: Path, title: str, member: str) -> str:
 
 def _first_sentence(full: str, value: Any) -> str:
     """What a name is, in the table of its module."""
-    told = _DATA.get(full) or as_markdown(_docstring(full, value)).partition("\n\n")[0]
+    told = _DATA.get(full) or as_markdown(_docstring(full, value), full).partition("\n\n")[0]
     plain = re.sub(r" \([^()]*:[^()]*\)", "", " ".join(told.split()))  # "(None: the world)"
     return re.split(r"(?<=[.:;])\s", plain, maxsplit=1)[0].rstrip(":;")
 
@@ -135,7 +145,7 @@ def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
     if full in _DATA:
         yield f"```{{py:data}} {full}\n{_DATA[full]}\n```\n\n"
         return
-    text = as_markdown(_docstring(full, value))
+    text = as_markdown(_docstring(full, value), full)
     if not isinstance(value, type):
         yield from _directive("py:function", _signatures(full, value), text, 4)
         return
@@ -143,6 +153,9 @@ def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
     kind = "py:exception" if issubclass(value, Exception) else "py:class"
     fields = "".join(_fields(full, value))
     shown = full if kind == "py:exception" else _signature(full, value)
+    if kind == "py:exception":
+        bases = ", ".join(f"`{base.__name__}`" for base in value.__mro__[1:-3])
+        text += f"\nIts bases: {_with_names(bases, full, ['unisono'])}.\n"
     yield from _directive(kind, [shown], text + "\n" + fields + methods, 6)
 
 
@@ -153,7 +166,7 @@ def _methods(full: str, owner: type) -> Iterator[str]:
         found = inspect.getattr_static(owner, name)
         if not isinstance(found, _METHODS):
             continue
-        text = as_markdown(_docstring(f"{full}.{name}", found))
+        text = as_markdown(_docstring(f"{full}.{name}", found), full)
         if isinstance(found, property):
             yield from _directive("py:property", [f"{full}.{name}"], text, 5)
         else:
@@ -247,15 +260,30 @@ def _unquoted(annotation: Any) -> Any:
     return _Words(annotation) if isinstance(annotation, str) else annotation
 
 
-def as_markdown(docstring: str) -> str:
-    """A docstring's text, with links to what it says to see also, and its example as code."""
+def as_markdown(docstring: str, full: str) -> str:
+    """The text of a name's docstring, with links to other names, and its example as code."""
     told, prompt, example = docstring.partition(">>>")
-    told, also, names = told.partition("See also ")
-    links = re.sub(r"`(\w+)`", r"[\1](unisono.\1.md)", names)
-    text = _with_links(_escaped((told + also + links).rstrip())) + "\n"
+    told, *also = re.split(r"(?=See\s+also\s)", told, maxsplit=1)
+    told = _with_names(told, full, [full.rpartition(".")[0]])
+    told += "".join(_with_names(names, full, _modules()) for names in also)
+    text = _with_links(_escaped(told.rstrip())) + "\n"
     if prompt:
         text += f"\n```pycon\n{prompt}{example.rstrip()}\n```\n"
     return text
+
+
+def _with_names(text: str, full: str, titles: Iterable[str]) -> str:
+    """Names of these modules, and the modules' own, lead to their pages. Where several modules have
+    a name, that of `full` is meant."""
+    asked = sorted(titles, key=lambda title: (not full.startswith(f"{title}."), -len(title)))
+
+    def lead(found: re.Match[str]) -> str:
+        name = found[1]
+        pages = [f"{title}.{name}" for title in asked if name in _names_of(title)]
+        pages += [f"unisono.{name}"] * (f"unisono.{name}" in asked)
+        return found[0] if not pages or pages[0] == full else f"[{found[0]}]({pages[0]}.md)"
+
+    return re.sub(rf"`(?!{_ARGUMENT}`)(\w+)`", lead, text)
 
 
 def _with_links(text: str) -> str:

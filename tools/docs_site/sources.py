@@ -16,6 +16,7 @@ _PICTURE = re.compile(r"^<!-- picture: ([\w-]+) -->$", re.M)
 _PLOTS = re.compile(r"^(?:!\[[^\]]*\]\(plots/[^)]+\.svg\) ?)+$", re.M)
 _PLOT = re.compile(r"\((plots/[^)]+)\)")
 _STYLE = re.compile(r"<style>.*?</style>")
+_NAMED_BY_FILE = re.compile(r"\[([\w./-]+\.md)\](?=\(\1[)#])")
 _FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 _ITEM = re.compile(r"^- \[([^\]]*)\]\(([^)#]+\.md)\)", re.M)
 _UNLISTED = "---\norphan: true\n---\n\n"
@@ -105,7 +106,8 @@ def page_of(name: str) -> str:
 
 
 def with_site_links(text: str, name: str, root: Path, programs: set[str]) -> str:
-    """The text of file `name` with links to pages of the site; adds the programs that it links to.
+    """The text of file `name` with links to pages of the site, which are called by their titles
+    where the text has the file's name; adds the programs that it links to.
 
     Raises BadSource for a link to a file that does not exist.
     """
@@ -123,7 +125,11 @@ def with_site_links(text: str, name: str, root: Path, programs: set[str]) -> str
                 programs.add(target)
         return posixpath.relpath(page, here or ".") + (found[2] or "")
 
-    parts = _FENCE.split(text)
+    def entitle(found: re.Match[str]) -> str:
+        page = root / _resolve(name, found[1])
+        return f"[{title_of(page)}]" if page.exists() else found[0]
+
+    parts = _FENCE.split(_NAMED_BY_FILE.sub(entitle, text))
     return "".join(part if part.startswith("```") else _LINK.sub(lead, part) for part in parts)
 
 

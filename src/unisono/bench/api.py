@@ -40,7 +40,7 @@ def measure(
     `root`, `budget_s` and `floor` are the command's, too. `progress` is called with rows done, rows
     in all, and what comes next (in a world: on rank 0). docs/bench.md explains the fields of a row.
 
-    Raises ValueError for invalid arguments, and UnisonoError if ranks fail.
+    Raises ValueError for invalid arguments, and UnisonoError if ranks fail. See also `measure_run`.
 
     >>> rows = unisono.bench.measure("all_reduce", sizes="64,1K", backends="unisono", budget_s=0.01)
     >>> for row in rows:

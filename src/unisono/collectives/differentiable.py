@@ -36,7 +36,8 @@ def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> tor
     share the extreme value share the gradient evenly, as in torch.amax.
 
     Raises TypeError on every rank if `tensor` is not a tensor, or for the mean of integers;
-    ValueError for a reduction without a gradient.
+    ValueError for a reduction without a gradient. Cost: an all_reduce; another one in backward (for
+    min and max two). See also `reduce_scatter`, `all_gather`.
 
     >>> x = torch.ones(1, requires_grad=True)
     >>> y = unisono.differentiable.all_reduce(x)
@@ -55,7 +56,8 @@ def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     """A list of every rank's `tensor`, on every rank of `group` (None: the world); shapes may
     differ.
 
-    Raises TypeError on every rank if `tensor` is not a tensor.
+    Raises TypeError on every rank if `tensor` is not a tensor. Cost: an all_gather; in backward a
+    reduce_scatter. See also `reduce_scatter`.
 
     >>> x = torch.full((2,), float(comm.rank), requires_grad=True)
     >>> parts = unisono.differentiable.all_gather(x)
@@ -76,7 +78,7 @@ def reduce_scatter(
 
     `tensors` is a list with a tensor for each rank, or one that is cut evenly along its first
     dimension. Raises ValueError on every rank for another reduction, TypeError for anything but
-    tensors.
+    tensors. Cost: a reduce_scatter; in backward an all_gather. See also `all_gather`.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> part = unisono.differentiable.reduce_scatter(x)
@@ -101,7 +103,7 @@ def all_to_all(
     rank of `group` (None: the world), and so is the result.
 
     Raises ValueError on every rank for a tensor that cannot be cut evenly, TypeError for anything
-    but tensors.
+    but tensors. Cost: an all_to_all; another one in backward. See also `all_gather`.
 
     >>> x = torch.tensor([0.0, 1.0], requires_grad=True)
     >>> y = unisono.differentiable.all_to_all(x)
@@ -120,7 +122,8 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.
     """Rank `src`'s `tensor`, on every rank of `group` (None: the world); others pass one of the
     same shape, which stays as it is and gets a gradient of zero.
 
-    Raises TypeError if `tensor` is not a tensor, ValueError if `src` is not a rank.
+    Raises TypeError if `tensor` is not a tensor, ValueError if `src` is not a rank. Cost: a
+    broadcast; in backward a reduce. See also `all_reduce`.
 
     >>> x = torch.ones(1, requires_grad=True)
     >>> unisono.differentiable.broadcast(x, src=1).backward()

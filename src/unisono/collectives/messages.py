@@ -16,12 +16,12 @@ def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None
 
     Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError if ranks wait
     for each other in a circle, ValueError if `dst` is not a rank of the group.
-    See also `recv`, `isend`, `batch_isend_irecv`.
+    Cost: the tensor's bytes once. See also `recv`, `isend`, `batch_isend_irecv`.
 
     >>> if comm.rank == 0:
     ...     unisono.send(torch.ones(2), dst=1)
     ... else:
-    ...     x = unisono.recv(torch.empty(2), src=0)
+    ...     assert unisono.recv(torch.empty(2), src=0).tolist() == [1.0, 1.0]
     """
     resolve(group).send(tensor, dst, tag)
 
@@ -33,7 +33,7 @@ def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: i
 
     Raises MessageMismatch if the message has another dtype or size, DeadlockError if ranks wait for
     each other in a circle, ValueError if `src` is not a rank of the group.
-    See also `send`, `irecv`, `batch_isend_irecv`.
+    Cost: the tensor's bytes once. See also `send`, `irecv`, `batch_isend_irecv`.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2))
@@ -49,7 +49,7 @@ def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Wor
     """Begin to send `tensor` to rank `dst` of `group` with a `tag`, and return a Work at once. Its
     `wait()` raises what went wrong on the way; do not change `tensor` before it returns. Raises
     ValueError if `dst` is not a rank of the group.
-    See also `send`, `irecv`, `Work`.
+    Cost: the tensor's bytes once. See also `send`, `irecv`, `Work`.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2), comm.prev)
@@ -66,7 +66,7 @@ def irecv(
     """Begin to receive into `tensor`, from rank `src` of `group` or from anybody, the first message
     with that `tag`, and return a Work at once. Its `wait()` returns the tensor, or raises what went
     wrong on the way. Raises ValueError if `src` is not a rank of the group.
-    See also `recv`, `isend`, `Message`.
+    Cost: the tensor's bytes once. See also `recv`, `isend`, `Message`.
 
     >>> work = unisono.irecv(torch.empty(2))
     >>> unisono.send(torch.ones(2), comm.next)
@@ -80,7 +80,7 @@ def irecv(
 def batch_isend_irecv(messages: Sequence[Message], group: Group = None) -> list[Work]:
     """Start many `messages` in `group` together, with a work for each; no order among them can make
     them block each other. Raises ValueError if a message's peer is not a rank of the group.
-    See also `isend`, `irecv`, `all_to_all`.
+    Cost: the bytes of its messages once. See also `isend`, `irecv`, `all_to_all`.
 
     >>> x = torch.empty(1)
     >>> receive = unisono.Message("recv", x, peer=comm.prev)

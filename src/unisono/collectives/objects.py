@@ -34,7 +34,8 @@ def broadcast_object(
 
     Raises TypeError on every rank, with the path, where it is not plain data, and ValueError on
     every rank where some allow pickle and some do not.
-    See also `broadcast`, `all_gather_object`.
+    Cost: an all_gather of three integers and a broadcast of the encoded object. See also
+    `broadcast`, `all_gather_object`.
 
     >>> unisono.broadcast_object({"lr": 0.1} if comm.rank == 0 else None)
     {'lr': 0.1}
@@ -57,7 +58,8 @@ def all_gather_object(
     """Return a list of every rank's `obj`, in rank order, on every rank of `group` (None: the
     world). `allow_pickle`, the same on every rank, allows objects that are not plain data. Raises
     TypeError on every rank, with the path, for one that is not, where it is not allowed.
-    See also `gather_object`, `all_gather`.
+    Cost: an all_gather of three integers and one of the encoded objects. See also `gather_object`,
+    `all_gather`.
 
     >>> unisono.all_gather_object(f"rank {comm.rank}")
     ['rank 0', 'rank 1']
@@ -73,7 +75,8 @@ def gather_object(
     world), and None elsewhere. `allow_pickle`, the same on every rank, allows objects that are not
     plain data. Raises TypeError on every rank, with the path, for one that is not, where it is not
     allowed, and ValueError if `dst` is not a rank of the group.
-    See also `all_gather_object`, `gather`.
+    Cost: an all_gather of three integers and a gather of the encoded objects. See also
+    `all_gather_object`, `gather`.
 
     >>> texts = unisono.gather_object(("text", comm.rank), dst=0)
     >>> texts == ([("text", 0), ("text", 1)] if comm.rank == 0 else None)

@@ -376,7 +376,7 @@ def reduce_tensor(
     it is. With `async_op` a Work is returned, whose `wait()` returns the result.
 
     Raises TypeError on every rank for the mean of integers, ValueError for an unknown `op`.
-    See also `all_reduce`.
+    Cost: that of `all_reduce`, and a copy. See also `all_reduce`.
 
     >>> loss = torch.tensor(comm.rank + 1.0)
     >>> unisono.reduce_tensor(loss)  # the mean of 1 and 2

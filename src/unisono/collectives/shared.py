@@ -24,7 +24,7 @@ def share_tensor(tensor: TensorT, group: Group = None) -> TensorT:
     from autograd's graph.
 
     Raises TypeError for any other tensor, and what `Communicator.empty` raises.
-    See also `share_module`.
+    Cost: an allocation by all ranks, and a copy. See also `share_module`.
 
     >>> x = unisono.share_tensor(torch.arange(3) + comm.rank)
     >>> comm.barrier()
@@ -53,7 +53,7 @@ def share_module(module: ModuleT, group: Group = None) -> ModuleT:
 
     Raises TypeError for parameters or buffers that are not dense CPU tensors, and what
     `Communicator.empty` raises.
-    See also `share_tensor`, `broadcast`.
+    Cost: an allocation by all ranks, and a copy. See also `share_tensor`, `broadcast`.
 
     >>> layer = unisono.share_module(torch.nn.Linear(2, 1))
     >>> comm.is_shared(layer.weight)

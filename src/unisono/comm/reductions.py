@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class PremulSum:
-    """The reduction sum(`factor` * x); the factor must be the same on every rank.
+    """The reduction sum(`factor` * x); the factor must be the same on every rank. See also
+    `all_reduce`.
 
     >>> x = torch.ones(2)
     >>> unisono.all_reduce(x, unisono.PremulSum(0.5))

@@ -23,7 +23,8 @@ class Work(ABC, Generic[Result_co]):
 
     Works may be waited for in any order and from any thread, or dropped: they finish anyway. To
     type checkers a function returns a `Work[torch.Tensor]`, which is not a tensor; a Communicator's
-    method, whose result is in its arguments, a `Work[None]`, or `Work` for short.
+    method, whose result is in its arguments, a `Work[None]`, or `Work` for short. See also
+    `Message`, `all_reduce`.
 
     >>> x = torch.ones(2)
     >>> work = comm.all_reduce(x, async_op=True)
@@ -121,7 +122,8 @@ def join_works(works: Iterable[Work | None]) -> Work | None:
 
 class Message:
     """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end, `tensor` what
-    is sent or where it goes; a receive takes the first message of that `tag`.
+    is sent or where it goes; a receive takes the first message of that `tag`. See also
+    `batch_isend_irecv`.
 
     >>> unisono.Message("send", torch.ones(1), peer=comm.next)
     Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)

@@ -96,8 +96,7 @@ def self_test(
     exception is a check that is not `ok`; after a failure that ended the group the rest is not run.
 
     Raises UnisonoError if there is no such group, the group's GroupError if it has ended before,
-    and nothing else.
-    See also `SelfTest`.
+    and nothing else. Cost: `repeats` calls of every primitive. See also `SelfTest`.
 
     >>> test = unisono.self_test(show=False)
     >>> [check.primitive for check in test.checks if not check.ok]

@@ -32,7 +32,7 @@ class RankEnding:
     `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
     when it crashed or was killed, `exit_code` as a shell would have it (128 + the signal's number),
     `signal` the name of the signal that killed it, `stdout` and `stderr` the end of its output,
-    `host` the name of its host, "" if all are on this machine.
+    `host` the name of its host, "" if all are on this machine. See also `RanksFailed`.
 
     >>> unisono.RankEnding(rank=1, how="was killed", failed=True, exit_code=137).how
     'was killed'

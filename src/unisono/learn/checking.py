@@ -6,9 +6,11 @@ import functools
 import os
 import re
 import runpy
+import signal
 import traceback
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +42,10 @@ def verdicts(chapter: Chapter, file: Path) -> Iterator[Verdict]:
 def _verdict(chapter: Chapter, check: FunctionCheck, file: Path) -> Verdict:
     slower = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
     try:
-        exercise = _Functions(file, chapter.exercise)
-        if not check.sizes:
-            check.run(exercise)
+        with _ended_after(slower * _CALL_S):
+            exercise = _Functions(file, chapter.exercise)
+            if not check.sizes:
+                check.run(exercise)
         for ranks in check.sizes:
             args = (check, file, chapter.exercise, slower * _CALL_S)
             launch(_check_on_rank, ranks, args=args, threads=1, timeout=slower * _LAUNCH_S)
@@ -63,7 +66,24 @@ def _verdict(chapter: Chapter, check: FunctionCheck, file: Path) -> Verdict:
 
 def _check_on_rank(check: FunctionCheck, file: Path, handed_out: str, call_s: float) -> None:
     comm = init(timeout_s=call_s)
-    check.run(_Functions(file, handed_out), comm)
+    with _ended_after(3 * call_s):
+        check.run(_Functions(file, handed_out), comm)
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """What the reader wrote may never end: TimeoutError is then raised where it is."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s; this is where it was")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _explain(check: FunctionCheck, where: str, story: str, file: Path) -> Verdict:

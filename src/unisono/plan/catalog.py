@@ -80,7 +80,8 @@ def algorithm(
     ...     others = [rank for rank in range(ranks) if rank != root]
     ...     steps = [plan.Step.of(root, rank, 0, "copy") for rank in others]
     ...     return plan.Schedule.from_steps("broadcast", "one_by_one", ranks, 1, steps, root=root)
-    >>> plan.verify(plan.find("broadcast", "one_by_one").schedule(4))
+    >>> plan.find("broadcast", "one_by_one").schedule(4).rounds
+    3
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
@@ -99,7 +100,7 @@ def algorithm(
 def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
     """Every algorithm, or those of one `collective`, in the order of COLLECTIVES.
 
-    Raises ValueError for an unknown collective.
+    Raises ValueError for an unknown collective. See also `find`.
 
     >>> from unisono import plan
     >>> "ring" in [entry.name for entry in plan.catalog("all_gather")]
@@ -120,7 +121,7 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 def find(collective: str, name: str) -> Algorithm:
     """The algorithm `name` of `collective`, case-insensitive.
 
-    Raises ValueError, with the known names, for an unknown one.
+    Raises ValueError, with the known names, for an unknown one. See also `catalog`, `verify`.
 
     >>> from unisono import plan
     >>> plan.find("all_reduce", "double_tree").schedule(8, pieces=4).rounds > 0

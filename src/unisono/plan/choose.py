@@ -68,7 +68,7 @@ class Ranking:
     `choices` lists them, the fastest first, and after them those that cannot be run but only
     planned; `left_out` lists those that were not simulated, each with the reason. If the topology
     has switches that reduce, `in_network` lists the ways in which they can do an all_reduce, the
-    fastest first.
+    fastest first. See also `rank_algorithms`.
 
     >>> from unisono import plan
     >>> ranking = plan.rank_algorithms("broadcast", 8, 1 << 20, plan.find_topology("h100"))
@@ -114,6 +114,7 @@ def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Top
 
     An algorithm with pieces or channels appears once, with the best number of them: one channel and
     one per rail of the topology are tried. Raises ValueError for an unknown collective or no ranks.
+    See also `explain`.
 
     >>> from unisono import plan
     >>> small = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
@@ -190,7 +191,8 @@ def explain(ranking: Ranking) -> str:
     """Why the fastest algorithm of a `ranking` is the fastest: what its time consists of.
 
     Each cause is measured by taking it away: how much faster would the algorithm be without
-    latency, with ports or cards of unlimited bandwidth, with free addition? Raises nothing.
+    latency, with ports or cards of unlimited bandwidth, with free addition? Raises nothing. See
+    also `rank_algorithms`.
 
     >>> from unisono import plan
     >>> tiny = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))

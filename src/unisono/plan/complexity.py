@@ -48,7 +48,7 @@ def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cos
     such as `pieces`, go to the algorithms that have them. Algorithms that do not work with these
     ranks and options are left out.
 
-    Raises ValueError for no ranks or an unknown collective.
+    Raises ValueError for no ranks or an unknown collective. See also `simulate`.
 
     >>> from unisono import plan
     >>> {cost.algorithm.name: cost.steps for cost in plan.costs(8, "all_reduce")}["ring"]

@@ -45,7 +45,7 @@ class InNetwork:
     It takes `time_s`, in `pieces` pieces. `levels` is the number of network switches that a sum
     passes on its way up, `switches` the number of switches per card of a node. `card_bytes` is what
     a card sends, `rank_bytes` what a rank sends inside its node, `added_bytes` what the rank adds
-    itself.
+    itself. See also `reduce_in_network`.
 
     >>> from unisono import plan
     >>> sharp = plan.reduce_in_network(64, plan.find_topology("h100_sharp"), 1 << 20)
@@ -99,7 +99,8 @@ def reduce_in_network(
     """An all_reduce of `total_bytes` on `ranks` ranks by the switches of `topology`, in `way` (by
     default the fastest) and with the best number of pieces.
 
-    Raises ValueError for no ranks, or if the switches cannot reduce in that way.
+    Raises ValueError for no ranks, or if the switches cannot reduce in that way. See also
+    `InNetwork`.
 
     >>> from unisono import plan
     >>> h100 = plan.find_topology("h100_sharp")

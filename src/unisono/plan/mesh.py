@@ -30,7 +30,8 @@ class Mesh:
     its number of ranks.
 
     A mesh is a value: it never changes, and two with the same axes, sizes and order are equal.
-    Raises ValueError for no axes, a size below 1 or a name that is not an identifier.
+    Raises ValueError for no axes, a size below 1 or a name that is not an identifier. See also
+    `ProcessGroupManager`.
 
     >>> mesh = unisono.Mesh({"dp": 2, "tp": 4})
     >>> mesh.size, mesh["tp"], mesh.axes

@@ -18,10 +18,14 @@ _Numbers = dict[tuple[int, int], int]  # of steps, by rank and chunk
 def verify(schedule: Schedule) -> None:
     """Prove that `schedule` does what its collective guarantees: simulate every transfer, with
     counts of contributions in place of numbers (docs/schedules.md). Raises ScheduleError, with
-    rank, chunk and step, if it does not.
+    rank, chunk and step, if it does not. See also `find`, `simulate`.
 
     >>> from unisono import plan
     >>> plan.verify(plan.find("all_reduce", "ring").schedule(8))
+    >>> plan.verify(plan.Schedule.from_steps("broadcast", "nothing", 2, 1, []))
+    Traceback (most recent call last):
+        ...
+    unisono.errors.ScheduleError: rank 1 never gets chunk 0 (no step writes it)
     """
     held: list[dict[int, _Held]] = [
         dict.fromkeys(holds_before(schedule, rank), (1 << rank, 0))

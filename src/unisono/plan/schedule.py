@@ -24,7 +24,7 @@ COLLECTIVES = tuple(PRIMITIVES)
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
     """`count` chunks, starting at `chunk`, go from `source` to `destination`. `action` says whether
-    they are added to what is there ("reduce") or replace it ("copy").
+    they are added to what is there ("reduce") or replace it ("copy"). See also `Schedule`.
 
     >>> from unisono import plan
     >>> print(plan.Transfer(0, 1, 3, "reduce"))
@@ -190,6 +190,8 @@ class Schedule:
     >>> step = plan.Step.of([0, 1], [1, 0], 0, "reduce")
     >>> schedule = plan.Schedule.from_steps("all_reduce", "exchange", 2, 1, [step])
     >>> plan.verify(schedule)
+    >>> schedule.rounds
+    1
     """
 
     collective: str

@@ -40,7 +40,7 @@ class Timeline:
     """The simulation of `schedule` with a tensor of `total_bytes` on `topology`.
 
     `finish_s` is when each rank is done, `time_s` when the last one is, `reducing_s` how long each
-    rank was busy adding.
+    rank was busy adding. See also `simulate`.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring").schedule(16)
@@ -85,7 +85,8 @@ def simulate(
 
     `slow_ranks` maps ranks to the factor by which their overhead and their additions slow down,
     `late_s` maps ranks to how much later they begin. `on_step` is called for every step in order,
-    repeated ones included. Raises ValueError for ranks that do not exist.
+    repeated ones included. Raises ValueError for ranks that do not exist. See also `Timeline`,
+    `costs`.
 
     >>> from unisono import plan
     >>> ring, h100 = plan.find("all_reduce", "ring").schedule(16), plan.find_topology("h100")

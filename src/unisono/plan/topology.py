@@ -27,7 +27,7 @@ class Topology:
     at `memory_bytes_per_s`; infinite: not known. The cluster has so many `devices`; 0: any number.
     Only layouts need these (docs/layouts.md).
 
-    Raises ValueError for invalid values.
+    Raises ValueError for invalid values. See also `find_topology`.
 
     >>> from unisono import plan
     >>> inside = {"inside_latency_s": 1e-6, "inside_bytes_per_s": 10e9}
@@ -224,7 +224,7 @@ for _plain, _ports, _switches in (
 def find_topology(name: str) -> Topology:
     """A preset by its `name`, or the topology in the TOML file of that name.
 
-    Raises ValueError, with the known names, for an unknown one.
+    Raises ValueError, with the known names, for an unknown one. See also `Topology`.
 
     >>> from unisono import plan
     >>> plan.find_topology("h100").node_size

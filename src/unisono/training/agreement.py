@@ -25,7 +25,8 @@ from unisono.world.world import resolve
 
 def any_rank(flag: object, group: Group = None) -> bool:
     """Whether the `flag` is true on any rank of `group` (None: the world); the same answer on every
-    rank. Raises a GroupError if a rank does not call it.
+    rank. Raises a GroupError if a rank does not call it. Cost: an all_reduce of one byte. See also
+    `all_ranks`.
 
     >>> unisono.training.any_rank(comm.rank == 1)
     True
@@ -35,7 +36,8 @@ def any_rank(flag: object, group: Group = None) -> bool:
 
 def all_ranks(flag: object, group: Group = None) -> bool:
     """Whether the `flag` is true on all ranks of `group` (None: the world); the same answer on
-    every rank. Raises a GroupError if a rank does not call it.
+    every rank. Raises a GroupError if a rank does not call it. Cost: an all_reduce of one byte. See
+    also `any_rank`.
 
     >>> unisono.training.all_ranks(comm.rank == 1)
     False
@@ -57,6 +59,7 @@ def sync_seed(seed: SupportsIndex | None = None, group: Group = None) -> int:
     numbers, for dropout for example, call `torch.manual_seed(seed + rank)` next.
 
     Raises ValueError on every rank if rank 0's seed is not a whole number from 0 to 2**63 - 1.
+    Cost: that of `broadcast_object`.
 
     >>> unisono.training.sync_seed(17 if comm.rank == 0 else None)
     17
@@ -83,7 +86,7 @@ def main_process_first(group: Group = None) -> Iterator[None]:
 
     Raises, if the block fails on rank 0, on every rank: rank 0 its own exception, the others
     UnisonoError with its text, and none of them runs the block. The block must not communicate. The
-    others wait up to the group's timeout.
+    others wait up to the group's timeout. Cost: that of `broadcast_object`.
 
     >>> import os, tempfile
     >>> folder = unisono.broadcast_object(tempfile.mkdtemp() if comm.rank == 0 else None)

@@ -43,7 +43,7 @@ def ring_attention(
     gets the result for them. In contiguous `order` the sequence is cut in rank order, into shards
     of any lengths; in "zigzag" order as `shard_positions` says. Keys and values go round in a ring
     (Liu, Zaharia and Abbeel, 2023): in each of `size` steps a rank works on the block that it has
-    while it sends it on and receives the next. Each rank sends its keys and values `size - 1`
+    while it sends it on and receives the next. Cost: each rank sends keys and values `size - 1`
     times; in backward again, and their gradients `size` times.
 
     `causal` hides later positions; what is hidden whole is passed on and not computed. In

@@ -28,6 +28,7 @@ def clip_grad_norm(
     torch's own clip_grad_norm_. Returns the norm before clipping, the same on every rank.
 
     Raises RuntimeError on every rank if the norm is not finite and `error_if_nonfinite` is set.
+    Cost: an all_reduce of one number. See also `sync_gradients`.
 
     >>> weight = torch.zeros(1, requires_grad=True)
     >>> weight.grad = torch.tensor([3.0 + comm.rank])  # 3 and 4: together a norm of 5

@@ -21,7 +21,8 @@ def share_ddp_buckets(model: DistributedDataParallel) -> None:
     unchanged.
 
     Raises TypeError if `model` is not a DDP model, ValueError if its group is not on the backend
-    "unisono", and torch's RuntimeError if it already has a hook.
+    "unisono", and torch's RuntimeError if it already has a hook. Cost: an all_reduce of the
+    gradients per step, without copies. See also `compress_ddp_gradients`.
 
     >>> from torch.nn.parallel import DistributedDataParallel
     >>> import torch.distributed as dist
@@ -42,7 +43,9 @@ def compress_ddp_gradients(model: DistributedDataParallel, wire: WireFormat = "i
     backward; it is DDP's communication hook, of which a model has only one.
 
     Raises TypeError if `model` is not a DDP model, ValueError for another format, or if its group
-    is not on the backend "unisono", and torch's RuntimeError if it already has a hook.
+    is not on the backend "unisono", and torch's RuntimeError if it already has a hook. Cost: an
+    all_reduce of the gradients per step; between hosts a quarter of float32's bytes by int8 and
+    fp8, half by bfloat16. See also `share_ddp_buckets`.
 
     >>> from torch.nn.parallel import DistributedDataParallel
     >>> import torch.distributed as dist

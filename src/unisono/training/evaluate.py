@@ -33,7 +33,8 @@ def gather_in_order(
 
     Raises ValueError on every rank if a sample has no result or an index is out of range, if a
     rank's results and indices differ in number, or if ranks have results of different kinds;
-    TypeError on a rank that passes something else.
+    TypeError on a rank that passes something else. Cost: a gather of the results, and an all_gather
+    of the indices. See also `mean_over_samples`.
 
     >>> mine = {0: "first", 2: "third"} if comm.rank == 0 else {1: "second"}
     >>> texts = unisono.training.gather_in_order([*mine.values()], [*mine], total=3)
@@ -71,7 +72,8 @@ def mean_over_samples(
     takes one message, in float64. The mean of the ranks' means would be wrong if ranks have
     different numbers of samples.
 
-    Raises ValueError on every rank if the quantities differ or no rank has a sample.
+    Raises ValueError on every rank if the quantities differ or no rank has a sample. Cost: an
+    all_reduce of the sums. See also `gather_in_order`.
 
     >>> sums, count = ({"loss": 1.0}, 1) if comm.rank == 0 else ({"loss": 6.0}, 3)
     >>> unisono.training.mean_over_samples(sums, count)

@@ -66,7 +66,8 @@ def dispatch_tokens(
     dropped, and add nothing in `combine_tokens`.
 
     Raises ValueError or TypeError, on every rank, for an invalid argument or different capacity
-    factors; CollectiveMismatch if numbers of experts or choices, dtypes or widths differ.
+    factors; CollectiveMismatch if numbers of experts or choices, dtypes or widths differ. Cost: an
+    all_gather of the counts and an all_to_all of the tokens; in backward another.
 
     >>> from unisono.training import combine_tokens, dispatch_tokens
     >>> tokens = torch.tensor([[1.0], [2.0]])
@@ -132,7 +133,8 @@ def combine_tokens(
     Gradients flow back to `outputs` and `weights`.
 
     Every rank of the group calls it once for each `dispatch_tokens`, in the same order. Raises
-    ValueError, on every rank, if shapes do not fit.
+    ValueError, on every rank, if shapes do not fit. Cost: an all_to_all of the outputs; in backward
+    another.
 
     >>> from unisono.training import combine_tokens, dispatch_tokens
     >>> there = dispatch_tokens(torch.tensor([[3.0]]), torch.tensor([[0, 1]]), num_experts=2)
@@ -177,7 +179,8 @@ class ExpertParallel(torch.nn.Module):
     other parameters over all ranks that have different tokens, and the experts' over the ranks with
     the same experts: `manager.along("cp", "dp", "ep")` and `manager.cp_dp`.
 
-    Raises ValueError for an invalid `top_k` or `loss`, and what `dispatch_tokens` raises.
+    Raises ValueError for an invalid `top_k` or `loss`, and what `dispatch_tokens` raises. Cost:
+    that of `dispatch_tokens` and `combine_tokens`.
 
     >>> gate = torch.nn.Linear(4, 6, bias=False)  # with the same weights on every rank
     >>> own = [torch.nn.Linear(4, 4) for _ in range(3)]

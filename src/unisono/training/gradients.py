@@ -45,7 +45,8 @@ class GradientSync:
     `contributions()` yields. It keeps a copy of all gradients for each of its micro-batches.
 
     Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a parameter
-    belongs to another GradientSync that is not closed.
+    belongs to another GradientSync that is not closed. Cost: an all_reduce of the gradients per
+    step. See also `sync_gradients`, `ShardedOptimizer`.
 
     >>> model = torch.nn.Linear(1, 1, bias=False)
     >>> sync = unisono.training.GradientSync(model)
@@ -355,7 +356,8 @@ def sync_gradients(
 
     Call it after backward, on every rank of `group` (None: the world), with `parameters` of the
     same shapes and dtypes in the same order; a message has about `bucket_bytes`. `op` and `unused`
-    are as in GradientSync. Raises what its `finish` raises.
+    are as in GradientSync. Raises what its `finish` raises. Cost: an all_reduce of the gradients.
+    See also `GradientSync`.
 
     >>> weight = torch.zeros(1, requires_grad=True)
     >>> (weight * (comm.rank + 1)).sum().backward()

@@ -102,7 +102,8 @@ class ShardedOptimizer:
     number of ranks.
 
     `inner` is the optimizer of this rank's shares; pass it to schedulers. Raises ValueError, on
-    every rank, if the ranks' parameters or groups differ.
+    every rank, if the ranks' parameters or groups differ. Cost: a reduce_scatter of the gradients
+    and an all_gather of the parameters per step. See also `GradientSync`.
 
     >>> model = torch.nn.Linear(2, 2)
     >>> optimizer = unisono.training.ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)

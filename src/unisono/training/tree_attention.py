@@ -32,9 +32,9 @@ def tree_attention(
     the `key` and `value` of its own positions, any number or none. The shapes are (..., heads,
     positions, width); there may be more query heads than key heads, as in `ring_attention`. Every
     query sees every key. The ranks first find the largest score of each query, by an all_reduce;
-    another one adds up what each has of the sum of exponentials and of the weighted values. A rank
-    sends (value width + 2) numbers for each query and head, however long the sequence is. All work
-    is done in float32 at least. `scale` is 1 / sqrt(width) unless given.
+    another one adds up what each has of the sum of exponentials and of the weighted values. Cost:
+    (value width + 2) numbers for each query and head, however long the sequence is. All work is
+    done in float32 at least. `scale` is 1 / sqrt(width) unless given.
 
     Raises ValueError on every rank if no rank has a key, or if the ranks' queries or scales differ;
     for shapes or dtypes that do not fit, and for inputs that require a gradient outside

@@ -34,9 +34,10 @@ def ulysses_attention(
     `query`, `key` and `value` have the shape (..., heads, positions, width). The ranks of `group`
     (None: the world) have consecutive positions in rank order, any number each, and all heads; a
     rank gets the result for its positions. In between it has `heads / size` heads of all positions,
-    on which torch's scaled_dot_product_attention works with its fastest kernel. Of the elements of
-    query, key, value and result each rank sends (size - 1) / size once, in two calls, in backward
-    again; by a ring it sends key and value size - 1 times. But there are no more ranks than heads.
+    on which torch's scaled_dot_product_attention works with its fastest kernel. Cost: of the
+    elements of query, key, value and result each rank sends (size - 1) / size once, in two calls,
+    in backward again; by a ring it sends key and value size - 1 times. But there are no more ranks
+    than heads.
 
     `context` is a group of ranks that differ in their positions, not in their heads: among them
     `ring_attention` works, with `order` and `inner_size` as there. With the two groups of

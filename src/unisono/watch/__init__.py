@@ -103,7 +103,7 @@ def start(
     UNISONO_WATCH_FOLDER names.
 
     Raises ValueError if `hang_s` is not positive, UnisonoError if one of these variables is
-    invalid.
+    invalid. See also `stop`, `reports`.
 
     >>> unisono.watch.start(hang_s=60)
     >>> unisono.watch.is_on()
@@ -149,7 +149,7 @@ def _start(settings: WatchSettings) -> None:
 
 def stop() -> None:
     """Stop watching this process; watched groups of other backends stay watched. Does nothing if
-    the watch is off.
+    the watch is off. See also `start`.
 
     >>> unisono.watch.stop()
     >>> unisono.watch.is_on()
@@ -211,7 +211,7 @@ def _follow_group(group: Any) -> None:
 
 
 def is_on() -> bool:
-    """Whether this process is watched.
+    """Whether this process is watched. See also `start`.
 
     >>> unisono.watch.start()
     >>> unisono.watch.is_on()
@@ -223,7 +223,7 @@ def is_on() -> bool:
 
 def reports() -> list[Report]:
     """The reports about calls of this rank, the newest last; empty if nothing went wrong, or if the
-    watch is off.
+    watch is off. See also `Report`, `start`.
 
     >>> unisono.watch.reports()
     []
@@ -236,7 +236,8 @@ def summary(pid: int | None = None) -> Summary:
     all their ranks: how often, how long, how fast, and which rank was late. It covers the last
     thousand calls of each rank. Any rank may call it alone.
 
-    Raises UnisonoError if there is no such process, or its records cannot be read.
+    Raises UnisonoError if there is no such process, or its records cannot be read. See also
+    `Summary`, `trace`.
 
     >>> pair = comm.split([0, 1], "example")
     >>> for _ in range(3):
@@ -254,10 +255,13 @@ def step() -> None:
     """Mark the beginning (or the end) of an iteration, in the thread that makes the calls, at the
     same place on every rank. Ranks that make different numbers of calls between two marks are then
     reported with the step, within a second. Without marks the steps of torch's optimizers count.
+    See also `profile`.
 
-    >>> for _ in range(2):
+    >>> for number in range(2):
     ...     unisono.watch.step()
-    ...     comm.barrier()
+    ...     print(number, unisono.all_reduce(torch.ones(1)))
+    0 tensor([2.])
+    1 tensor([2.])
     """
     steps.mark()
 
@@ -269,9 +273,11 @@ def sanitize() -> None:
     Each finding is a report; a program that ends well although there is a proof ends with status 3.
 
     Call it before the program makes its models, optimizers and samplers. Raises TorchMissing if
-    torch is not installed.
+    torch is not installed. See also `start`, `step`.
 
     >>> unisono.watch.sanitize()
+    >>> unisono.watch.is_on()
+    True
     >>> unisono.watch.stop()
     """
     torch_support.require_torch("unisono.watch.sanitize")
@@ -335,7 +341,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     each rank was. All ranks enter it; the lowest that was not killed writes.
     A file that cannot be written is a warning.
 
-    Raises UnisonoError if the file's folder does not exist.
+    Raises UnisonoError if the file's folder does not exist. See also `profile`, `summary`.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.gettempdir(), f"trace-{os.getppid()}.json")

@@ -216,6 +216,8 @@ def describe_call(record: Record, backend: str) -> str:
     if record.operation == "new_group":
         members = _members(record)
         return f"new_group of {name_ranks(members) if members else 'other ranks'}"
+    if backend == "unisono" and not record.dtype:
+        return f"{record.operation} with arguments that it refused"
     is_uneven = primitive.is_pairwise or (backend == "nccl" and primitive.wide)
     elements = None if is_uneven else record.count
     return describe_collective(

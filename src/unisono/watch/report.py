@@ -55,7 +55,7 @@ class RankReport:
     the call that it is in, `last` the last one that it finished, `state` its state in the system,
     `stack` its stack, line by line. `source` are the lines around `place`, with a mark; `calls` its
     last ones, the oldest first; `host` is the name of its host if the job has several; `callers`
-    are the user's lines that led to `place`, the nearest first.
+    are the user's lines that led to `place`, the nearest first. See also `Report`.
 
     >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=False, place="data.py:41 in load").where()
     'is in data.py:41 in load'
@@ -118,7 +118,8 @@ class Report:
 
     `operation` and `call` are the call in question, `waited_s` how long ranks have waited in it;
     `culprits` are the ranks (of the group) that the verdict names, `site` the line, `ranks` what is
-    known about each rank, `made_at` when the report was made, with the time zone.
+    known about each rank, `made_at` when the report was made, with the time zone. See also
+    `reports`, `load`.
 
     >>> Report = unisono.watch.Report
     >>> print(Report("lost", "rank 1 has ended", "world", "unisono", "barrier", 2, culprits=(1,)))
@@ -184,6 +185,7 @@ class Report:
 
 def load(path: str | os.PathLike[str]) -> Report:
     """Read the report saved in the file `path`. Raises UnisonoError if the file is not a report.
+    See also `Report`.
 
     >>> unisono.watch.load("/etc/hostname")
     Traceback (most recent call last):

@@ -8,6 +8,7 @@ of each call: the last call of a step has the same number on all ranks until one
 
 from __future__ import annotations
 
+import codecs
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -272,6 +273,7 @@ def step_name(shift: Shift) -> str:
 
 # -- steps that nobody marks -----------------------------------------------------------------------
 
+_CODE = codecs.lookup("utf-16-le")  # now, for a failure may find no files to import it from
 _EQUAL = re.compile("\0+")
 _LONGEST = 500
 _NEWEST = 4000
@@ -288,12 +290,12 @@ def find_steps(calls: Sequence[Hashable]) -> range:
     base = max(0, len(calls) - _NEWEST)
     numbers: dict[Hashable, int] = {}
     text = "".join(chr(numbers.setdefault(call, len(numbers))) for call in calls[base:])
-    whole, count = int.from_bytes(text.encode("utf-16-le"), "little"), len(text)
+    whole, count = int.from_bytes(_CODE.encode(text)[0], "little"), len(text)
     runs = {}
     for period in range(1, min(_LONGEST, count // _TIMES) + 1):
         # "\0" where a call is the one `period` later
         differs = (whole ^ whole >> 16 * period).to_bytes(2 * count, "little")
-        differences = differs[: 2 * (count - period)].decode("utf-16-le")
+        differences = _CODE.decode(differs[: 2 * (count - period)])[0]
         if "\0" * (_TIMES - 1) * period not in differences:
             continue
         longest = max(_EQUAL.finditer(differences), key=lambda found: len(found[0]))

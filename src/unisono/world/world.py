@@ -475,11 +475,12 @@ def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     """Return once every rank of `group` has called it: a Communicator, a torch process group, or
     None for the world. With `async_op` a Work is returned at once, which is finished when every
     rank has called it. Raises a GroupError if a rank does not call it.
-    See also `monitored_barrier`.
+    Cost: the ranks meet once; no data moves. See also `monitored_barrier`.
 
-    >>> unisono.barrier()
     >>> work = unisono.barrier(async_op=True)
     >>> work.wait()
+    >>> work.is_completed()
+    True
     """
     if needs_no_group(group):
         return FinishedWork() if async_op else None
@@ -517,9 +518,10 @@ def monitored_barrier(
     outside the group returns at once.
 
     Raises CollectiveTimeout, on every rank that called, with `missing` and where those ranks are.
-    See also `barrier`.
+    Cost: that of `barrier`. See also `barrier`.
 
-    >>> unisono.monitored_barrier(timeout_s=60)
+    >>> print(unisono.monitored_barrier(timeout_s=60))  # every rank has come
+    None
     """
     comm = group if isinstance(group, Communicator) else None
     if group is None:

@@ -76,7 +76,7 @@ def run_schedule(
     Raises ValueError or TypeError for invalid arguments (a schedule for another number of ranks),
     ScheduleError for a schedule that `verify` rejects, CollectiveMismatch if the ranks' schedules,
     sizes, types or reductions differ: before any data moves, and the group remains usable.
-    See also `all_reduce`.
+    Cost: what the schedule sends: `unisono.plan.costs` counts it. See also `all_reduce`.
 
     >>> from unisono import plan
     >>> x = torch.full((4,), float(comm.rank))

@@ -60,7 +60,10 @@ class AwaitedMessage(NamedTuple):
 
 
 def dtype_name(dtype: int) -> str:
-    """The name of an element type that the engine wrote as DLPack code, bits and lanes."""
+    """The name of an element type that the engine wrote as DLPack code, bits and lanes; "" if it
+    wrote none, as for a call whose arguments were refused."""
+    if not dtype:
+        return ""
     code, bits = dtype & 0xFF, dtype >> 8 & 0xFF
     if code == 6:
         return "bool"

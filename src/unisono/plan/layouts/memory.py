@@ -91,7 +91,8 @@ def memory_by_part(model: Model, layout: Layout, batch: int) -> dict[str, float]
     ZeRO 3).
 
     `batch` is the number of sequences in a step of all ranks. The formulas stand in
-    docs/layouts.md. Raises ValueError if the layout does not fit the model or the batch.
+    docs/layouts.md. Raises ValueError if the layout does not fit the model or the batch. See also
+    `step_time`, `Layout`.
 
     >>> from unisono.plan import layouts
     >>> model = layouts.Model(layers=2, width=64, heads=4, positions=32, vocabulary=128)

@@ -23,7 +23,7 @@ class Model:
     the input's embedding is also the output's, `plain_attention` whether scores are kept in memory
     (without a fused kernel), `dropout` whether masks are. `precision` is "bf16" or "float32".
 
-    Raises ValueError for sizes that do not fit together.
+    Raises ValueError for sizes that do not fit together. See also `read_model`, `Layout`.
 
     >>> from unisono.plan import layouts
     >>> gpt3 = layouts.Model(layers=96, width=12288, heads=96, positions=2048, vocabulary=51200)

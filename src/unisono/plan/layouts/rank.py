@@ -37,7 +37,7 @@ class LayoutChoice:
 class LayoutRanking:
     """The layouts of `model` on `ranks` ranks of `cluster` for a step of `batch` sequences:
     `choices` that fit, the fastest first; `left_out`, the sentence for each that would not fit into
-    memory, the smallest first.
+    memory, the smallest first. See also `rank_layouts`.
 
     >>> from unisono import plan
     >>> from unisono.plan import layouts
@@ -183,7 +183,7 @@ def _divisors(number: int) -> list[int]:
 
 def explain_layout(ranking: LayoutRanking) -> str:
     """Why the fastest layout of a `ranking` wins: what its time consists of, and which part of the
-    best layout with other axes takes longer. Raises nothing.
+    best layout with other axes takes longer. Raises nothing. See also `rank_layouts`.
 
     >>> from unisono import plan
     >>> from unisono.plan import layouts

@@ -32,7 +32,7 @@ def matmul_s(
     `inner` x `columns`.
 
     `element` is the number of bytes of an element. Raises ValueError if the topology does not
-    describe its devices.
+    describe its devices. See also `against_the_wire`.
 
     >>> from unisono import plan
     >>> from unisono.plan import layouts
@@ -87,7 +87,7 @@ def layer_s(model: Model, tokens: float, tp: int, cluster: Topology, sequence_pa
 @dataclass(frozen=True)
 class Against:
     """What computes (`what`: "layer" or "step"), for `computing_s`, against `wire_s` of
-    communication, and which one is longer.
+    communication, and which one is longer. See also `against_the_wire`.
 
     >>> from unisono.plan import layouts
     >>> pair = layouts.Against("layer", computing_s=2e-3, wire_s=1e-3)
@@ -118,7 +118,7 @@ def against_the_wire(
 
     `tokens` is how many a rank works on at once, one sequence by default. A layer forward is
     compared with its two all_reduces; backward of all layers with the all_reduce of their
-    gradients. Raises ValueError if the topology does not describe its devices.
+    gradients. Raises ValueError if the topology does not describe its devices. See also `matmul_s`.
 
     >>> from unisono import plan
     >>> from unisono.plan import layouts

@@ -20,7 +20,8 @@ from unisono.plan.topology import Topology
 class StepTime:
     """The seconds of a step: `computing_s`, `bubble_s` (stages that wait for others),
     `optimizer_s`, and of each kind of communication what is `exposed_s` and what is `hidden_s`
-    behind computing. All ranks together work on `tokens`; each does `flops_per_rank`.
+    behind computing. All ranks together work on `tokens`; each does `flops_per_rank`. See also
+    `step_time`.
 
     >>> from unisono.plan import layouts
     >>> step = layouts.StepTime(0.8, 0.1, 0.0, {"dp": 0.1}, {"dp": 0.3}, 1000.0, 1e12)
@@ -65,8 +66,9 @@ def step_time(
     `cluster`; nothing is run.
 
     Computation follows a roofline, every collective is simulated on its group in the mesh; `calls`
-    keeps these times for several layouts. Raises ValueError if the layout does not fit the model
-    or the batch, or if the topology does not describe its devices.
+    keeps these times for several layouts. Raises ValueError if the layout does not fit the model or
+    the batch, or if the topology does not describe its devices. See also `memory_by_part`,
+    `Layout`.
 
     >>> from unisono import plan
     >>> from unisono.plan import layouts

@@ -46,7 +46,7 @@ class WeightUpdate:
     """What an update did on this rank: its `version`; the `bytes` of its `tensors` that moved, in
     how many `buckets`, in how many `seconds` after all ranks had arrived; this rank `waited_s` for
     that. If only changes were sent, they had `delta_bytes`; a sender keeps `snapshot_bytes` of
-    memory for them.
+    memory for them. See also `WeightSender`.
 
     >>> unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0).gb_per_s
     2.0
@@ -190,7 +190,8 @@ class _Endpoint(ABC):
 
 
 class WeightSender(_Endpoint):
-    """A trainer rank's side in `group`. If several ranks send, each sends its own shards.
+    """A trainer rank's side in `group`. If several ranks send, each sends its own shards. Cost: the
+    weights cross once to each host.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
     `WeightShard`s; it is read again at every update. The senders' options apply to all ranks:
@@ -296,7 +297,7 @@ class WeightSender(_Endpoint):
 
 
 class WeightReceiver(_Endpoint):
-    """An engine rank's side in `group`.
+    """An engine rank's side in `group`. Cost: a second copy of the weights, where transactional.
 
     `weights` is what the engine serves: a module, a mapping or pairs of names and tensors; a
     DTensor or a `WeightShard` receives its part of the whole. With a `LoadPlan` the engine receives
@@ -514,7 +515,8 @@ def weight_update(
 
     The ranks in `src` send their weights, all others receive into theirs. `options` are those of
     `WeightSender` or `WeightReceiver`, and `version` and `timeout_s`. Returns and raises what their
-    `update` does. Raises WeightMismatch or WeightUpdateError.
+    `update` does. Raises WeightMismatch or WeightUpdateError. Cost: that of `WeightSender` and
+    `WeightReceiver`.
 
     >>> weights = {"w": torch.full((2,), comm.rank)}
     >>> unisono.training.weight_update(weights, src=1).version

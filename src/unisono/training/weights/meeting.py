@@ -56,6 +56,7 @@ def init_weight_update_group(
 
     Raises RendezvousError if ranks do not arrive in time, if their sizes or backends differ, or if
     the port is taken; UnisonoError if the backend is not available; ValueError for other arguments.
+    See also `WeightUpdateGroup`.
 
     >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
     >>> group.size, group.comm.backend

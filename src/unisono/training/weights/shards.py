@@ -19,7 +19,7 @@ Lengths = tuple[int, ...]
 @dataclass(frozen=True)
 class WeightShard:
     """A part of a tensor: `tensor` is at `offset` in a whole of `shape`. A rank that holds several
-    parts of a tensor has a list of them under its name.
+    parts of a tensor has a list of them under its name. See also `WeightSender`.
 
     >>> whole = torch.zeros(4) if comm.rank == 1 else None  # an engine
     >>> half = unisono.training.WeightShard(torch.ones(2), shape=(4,), offset=(2,))

@@ -35,6 +35,7 @@ class StatelessCommunicator:
     When a rank dies, the others' calls raise PeerLost at once; no call waits forever.
 
     Raises TypeError for a `group` without these attributes, and what `Communicator.join` raises.
+    Cost: that of the same calls of a Communicator. See also `stateless_init_process_group`.
 
     >>> from types import SimpleNamespace
     >>> store = torch.distributed.TCPStore("127.0.0.1", port, 2, comm.rank == 0)
