@@ -68,7 +68,7 @@ def measure(setting: Setting) -> list[Row]:
         sys.exit(f"left out: {why_not()}")
     with (
         tempfile.TemporaryDirectory() as folder,
-        network(setting.hosts, Link(setting.rate_bits_per_s)) as made,
+        network(len(setting.counts), Link(setting.rate_bits_per_s)) as made,
     ):
         results = Path(folder) / "rows"
         told = json.dumps(asdict(setting) | {"results": str(results)})

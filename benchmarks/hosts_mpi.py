@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hosts import HEADERS, PING_PONG, Setting, calls_of, least_bytes, parser_of
+from hosts import HEADERS, PING_PONG, Setting, calls_of, describe_hosts, least_bytes, parser_of
 
 SOURCE = Path(__file__).with_suffix(".c")
 Key = tuple[str, int]
@@ -69,13 +69,14 @@ def measure(setting: Setting) -> dict[Key, float]:
         sys.exit(f"left out: {lack}")
     with (
         tempfile.TemporaryDirectory() as folder,
-        network(setting.hosts, Link(setting.rate_bits_per_s)) as made,
+        network(len(setting.counts), Link(setting.rate_bits_per_s)) as made,
     ):
         program, agent = Path(folder) / "hosts_mpi", Path(folder) / "agent"
         subprocess.run(["mpicc", "-O2", SOURCE, "-o", program], check=True)
         agent.write_text(write_agent({host.ipv4: host.pid for host in made.hosts}))
         agent.chmod(0o755)
-        slots = ",".join(f"{host.ipv4}:{setting.ranks}" for host in made.hosts)
+        places = zip(made.hosts, setting.counts, strict=True)
+        slots = ",".join(f"{host.ipv4}:{count}" for host, count in places)
         command = [
             *enter(made.hosts[0].pid),
             *("mpirun", "--allow-run-as-root", "--oversubscribe", "--host", slots),
@@ -84,7 +85,7 @@ def measure(setting: Setting) -> dict[Key, float]:
             *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,vader"),
             *("--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"),
             *("--mca", "mpi_yield_when_idle", "1"),
-            *("-n", str(setting.hosts * setting.ranks), str(program), *plan(setting)),
+            *("-n", str(len(setting.placed())), str(program), *plan(setting)),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600.0)
         if done.returncode:
@@ -131,10 +132,7 @@ def read_ours(file: Path, setting: Setting) -> dict[Key, float]:
 def show(setting: Setting, figures: dict[Key, float], ours: dict[Key, float]) -> None:
     """A table in Markdown."""
     rate = setting.rate_bits_per_s
-    print(
-        f"\n{setting.hosts} hosts x {setting.ranks} ranks, {setting.placement} order, "
-        f"{rate / 1e9:g} Gbit/s, Open MPI over TCP\n"
-    )
+    print(f"\n{describe_hosts(setting)}, {rate / 1e9:g} Gbit/s, Open MPI over TCP\n")
     print(
         "| | bytes | limit ms | Open MPI ms | unisono ms | / Open MPI |\n|---|---|---|---|---|---|"
     )

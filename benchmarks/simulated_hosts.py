@@ -44,7 +44,7 @@ SIZES = (8, KIB, MIB, 64 * MIB)
 POST_BYTES = 1504
 """Bytes per rank up to which a call always fits into the descriptors: csrc/base/constants.h."""
 LANE_BYTES, ROW_BYTES = 512 * KIB, 256 * KIB
-"""Of a chunk, for each lane or broadcast, and for each rank's row: csrc/hosts/lanes.c."""
+"""Of a chunk, for each lane or broadcast, and for each rank's row: csrc/hosts/lanes.h."""
 MANY = (64, 128, 256, 512, 1024)
 DESCRIBED_BYTES = 32
 """What goes with each contribution: `post` in csrc/hosts/posts.c."""
@@ -63,7 +63,7 @@ def schedule_of(name: str, size_bytes: int, setting: Setting) -> Schedule:
         "broadcast": size_bytes / LANE_BYTES,
         "all_gather": size_bytes / ranks / ROW_BYTES,
         "reduce_scatter": size_bytes / ranks / ROW_BYTES,
-        "all_to_all": 1,  # from rank to rank, all at once
+        "all_to_all": size_bytes / ranks / ROW_BYTES,
     }[name]
     return find(name, "lanes").schedule(ranks, node_size=setting.ranks, pieces=math.ceil(pieces))
 

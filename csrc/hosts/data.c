@@ -5,159 +5,128 @@
  */
 #include <stdlib.h>
 
-#include "hosts/data.h"
+#include "hosts/lanes.h"
 
-enum { SETTLING_NS = 1000 * 1000 * 1000 };
-
-struct wanted { /* data that has not arrived yet */
-    struct wanted *next;
-    int from;
-    uint64_t number;
-    char *to;
-    size_t bytes;
-    transfer *transfer;
+enum {
+    SETTLING_NS = 1000 * 1000 * 1000,
+    LAST_LOOKS = 100, /* so much later; time passes, too, while this process is stopped */
 };
+static const int64_t RELEASING_NS = (int64_t)3 * SETTLING_NS;
 
-typedef struct flight { /* what one call sends or receives */
-    struct flight *next;
+struct flight {          /* what a call sends or receives */
+    flight *next;        /* of its chunk and stage */
+    flight *next_wanted; /* of those that wait for data */
     transfer transfer;
-    struct wanted wanted;
     int peer;
-    bool is_wanted; /* is in the list */
-} flight;
-
-/* With the network's lock: wanted data has arrived. */
-static bool fill_wanted(hosts *hs, const struct wanted *w, const void *data, size_t bytes,
-                        remote_data *remote) {
-    if (bytes != w->bytes) {
-        atomic_store(&w->transfer->state, IS_BROKEN); /* or the call would wait for it, even then */
-        abort_group(hs->group, UN_DAMAGED, w->from, 0);
-        return false;
-    }
-    if (remote) {
-        fetch_to(remote, w->to, bytes, w->transfer);
-        return true;
-    }
-    if (bytes) memcpy(w->to, data, bytes);
-    atomic_store(&w->transfer->state, HAS_LANDED);
-    return false;
-}
+    uint64_t number;
+    row to; /* of a wanted one */
+};
 
 bool receive_data(hosts *hs, const wire *head, const void *data, size_t bytes,
                   remote_data *remote) {
-    for (struct wanted **link = &hs->wanted; *link; link = &(*link)->next) {
-        struct wanted *w = *link;
-        if (w->from != head->from || w->number != head->number) continue;
-        *link = w->next;
-        ((flight *)(void *)((char *)w - offsetof(flight, wanted)))->is_wanted = false;
-        return fill_wanted(hs, w, data, bytes, remote);
+    for (flight **link = &hs->wanted; *link; link = &(*link)->next_wanted) {
+        flight *f = *link;
+        if (f->peer != head->from || f->number != head->number) continue;
+        *link = f->next_wanted;
+        bool fits = bytes == f->to.bytes;
+        if (fits && remote) {
+            fetch_to(remote, f->to.data, bytes, &f->transfer);
+            return true;
+        }
+        if (fits) memcpy(f->to.data, data, bytes);
+        atomic_store(&f->transfer.state, fits ? HAS_LANDED : IS_BROKEN); /* or it is waited for */
+        if (!fits) abort_group(hs->group, UN_DAMAGED, f->peer, 0);
+        return false;
     }
     parcel *p = keep_parcel(head, data, bytes, remote);
     if (p) push_parcel(&hs->early, p);
     return p != NULL;
 }
 
-static uint64_t data_number(const lane_call *l, uint32_t *count) {
-    return l->x->number << 24 | (uint64_t)((*count)++ & 0xffffff);
-}
-
-static flight *new_flight(lane_call *l, batch *b, int peer) {
-    flight *f = calloc(1, sizeof *f);
-    if (!f) {
-        abort_group(l->g, UN_ABORTED, l->g->rank, l->x->number);
-        return NULL;
-    }
+static flight *new_flight(lane_call *l, int peer, row data, uint32_t *count) {
+    flight *f = data.bytes ? calloc(1, sizeof *f) : NULL;
+    if (data.bytes && !f) abort_group(l->g, UN_ABORTED, l->g->rank, l->x->number);
+    if (!f) return NULL;
     f->peer = peer;
-    f->next = b->first;
-    b->first = f;
+    f->number = l->x->number << 24 | (uint64_t)((*count)++ & 0xffffff);
+    f->to = data;
     f->transfer.link = link_of(l->g, peer);
-    return f;
+    f->next = *l->now;
+    return *l->now = f;
 }
 
-void give(lane_call *l, batch *b, int peer, const void *data, size_t bytes) {
-    flight *f = bytes ? new_flight(l, b, peer) : NULL;
+void give(lane_call *l, int peer, row data) {
+    flight *f = new_flight(l, peer, data, &l->hosts->of[peer].given);
     if (!f) return;
     wire head = wire_of(l->g, WIRE_DATA);
-    head.number = data_number(l, &l->hosts->of[peer].given);
-    send_from(f->transfer.link, &head, data, bytes, &f->transfer);
+    head.number = f->number;
+    send_from(f->transfer.link, &head, data.data, data.bytes, &f->transfer);
 }
 
-void want(lane_call *l, batch *b, int peer, void *to, size_t bytes) {
-    flight *f = bytes ? new_flight(l, b, peer) : NULL;
-    if (!f) return;
+void want(lane_call *l, int peer, row to) {
     hosts *hs = l->hosts;
-    f->wanted = (struct wanted){.from = peer,
-                                .number = data_number(l, &hs->of[peer].taken),
-                                .to = to,
-                                .bytes = bytes,
-                                .transfer = &f->transfer};
+    flight *f = new_flight(l, peer, to, &hs->of[peer].taken);
+    if (!f) return;
     lock_network();
-    parcel *p = find_parcel(&hs->early, peer, f->wanted.number);
-    if (p) {
-        if (fill_wanted(hs, &f->wanted, p->data, p->bytes, p->remote)) p->remote = NULL;
-        drop_parcel(p);
-    } else {
-        f->is_wanted = true;
-        f->wanted.next = hs->wanted;
-        hs->wanted = &f->wanted;
-    }
+    f->next_wanted = hs->wanted;
+    hs->wanted = f;
+    parcel *p = find_parcel(&hs->early, peer, f->number);
+    if (p && receive_data(hs, &p->head, p->data, p->bytes, p->remote)) p->remote = NULL;
+    if (p) drop_parcel(p);
     unlock_network();
 }
 
-static bool is_over(const flight *f) { return atomic_load(&f->transfer.state) == HAS_LANDED; }
-
-static un_status await_flight(lane_call *l, flight *f) {
-    un_group *g = l->g;
-    patience *p = &l->x->patience;
-    int64_t start = clock_ns(), budget_ns = g->crowded ? 0 : begin_spin(g, &g->spin, -1);
-    while (!is_over(f) && clock_ns() - start < budget_ns) drive_network();
-    if (budget_ns) end_spin(g, &g->spin, is_over(f));
-    while (!is_over(f)) {
+un_status land(lane_call *l, flight **flights) {
+    for (flight *f; (f = *flights);) {
         uint32_t seen = network_rounds();
-        drive_network();
-        if (is_over(f)) break;
-        un_status status = look_after(g, p, f->peer);
+        if (atomic_load(&f->transfer.state) != HAS_LANDED) drive_network();
+        if (atomic_load(&f->transfer.state) == HAS_LANDED) {
+            *flights = f->next;
+            free(f);
+            continue;
+        }
+        un_status status = look_after(l->g, &l->x->patience, f->peer);
         if (status) return status;
         await_network(seen, SLICE_NS);
     }
     return UN_OK;
 }
 
-un_status land(lane_call *l, batch *b) {
-    for (flight *f; (f = b->first);) {
-        un_status status = await_flight(l, f);
-        if (status) return status;
-        b->first = f->next;
-        free(f);
-    }
-    return UN_OK;
-}
-
-/* UCX releases what it still holds when its link is cut: then a peer is stopped, or gone. */
+/* UCX releases what it still holds when its link is cut: then a peer is stopped, or gone. If it does
+ * not, it goes, with all that other groups of this process have on the network. */
 void await_end(transfer *t) {
     int64_t end = clock_ns() + SETTLING_NS;
-    while (atomic_load(&t->state) == UNDER_WAY_YET) {
+    for (int looks = 0; atomic_load(&t->state) == UNDER_WAY_YET;) {
         uint32_t seen = network_rounds();
-        if (clock_ns() > end) break_link(t->link);
-        if (!drive_network() && atomic_load(&t->state) == UNDER_WAY_YET)
+        int64_t late_ns = clock_ns() - end;
+        if (late_ns > 0) break_link(t->link);
+        if (late_ns > RELEASING_NS && looks++ > LAST_LOOKS) give_up_network();
+        if (!network_is_open())
+            atomic_store(&t->state, IS_BROKEN);
+        else if (!drive_network() && atomic_load(&t->state) == UNDER_WAY_YET)
             await_network(seen, 1000 * 1000);
     }
 }
 
-void end_batch(lane_call *l, batch *b) {
-    if (!b->first) return;
-    release_data(l->hosts); /* before we wait for others, which may wait for that */
+static void end_flight(hosts *hs, flight *f) {
     lock_network();
-    for (flight *f = b->first; f; f = f->next) {
-        if (!f->is_wanted) continue;
-        struct wanted **link = &l->hosts->wanted;
-        while (*link != &f->wanted) link = &(*link)->next;
-        *link = f->wanted.next;
-        atomic_store(&f->transfer.state, IS_BROKEN);
-    }
+    for (flight **link = &hs->wanted; *link; link = &(*link)->next_wanted)
+        if (*link == f) {
+            *link = f->next_wanted;
+            atomic_store(&f->transfer.state, IS_BROKEN);
+            break;
+        }
     unlock_network();
-    for (flight *f; (f = b->first); free(f)) {
-        await_end(&f->transfer);
-        b->first = f->next;
-    }
+    await_end(&f->transfer);
+    free(f);
+}
+
+void end_flights(lane_call *l) {
+    bool is_first = true;
+    for (int i = 0; i < STAGES * DEPTH; i++)
+        for (flight *f; (f = l->flights[i]); is_first = false) {
+            if (is_first) release_data(l->hosts); /* our peers may wait for that */
+            l->flights[i] = f->next;
+            end_flight(l->hosts, f);
+        }
 }

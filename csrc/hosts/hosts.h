@@ -15,8 +15,7 @@
  * posts      descriptors: by which hosts they travel
  * order      arithmetic in the order of hosts
  * messages   point to point
- * lanes      large calls
- * data       what they send from memory to memory
+ * lanes, pipeline, moves, sums, data   large calls: see lanes.h
  */
 #ifndef UNISONO_HOSTS_H
 #define UNISONO_HOSTS_H
@@ -90,7 +89,7 @@ typedef struct hosts { /* of a group */
     int *step;               /* by lane: how many steps of it we have done */
     bool is_left;            /* some rank has left the group */
     parcel_queue early;      /* data that arrived before it was wanted */
-    struct wanted *wanted;   /* data that has not arrived yet */
+    struct flight *wanted;   /* data that has not arrived yet */
     parcel_queue inbox;      /* for the thread with the lock of the messages */
     _Atomic uint32_t unread; /* parcels in it */
 
@@ -104,8 +103,10 @@ typedef struct hosts { /* of a group */
 
 static inline hosts *hosts_of(const un_group *g) { return (hosts *)g->reach; }
 
-static inline int mate_on(const hosts *hs, int host) {
-    return hs->host[host].ranks[hs->index % hs->host[host].count];
+/* Our mates are those with our own index; hosts are counted in a circle. */
+static inline int rank_on(const hosts *hs, int number, int index) {
+    const host *h = &hs->host[number % hs->count];
+    return h->ranks[index % h->count];
 }
 
 un_link *link_of(un_group *g, int rank);
@@ -156,8 +157,7 @@ typedef struct host_tree {
     tree_node *sorted;     /* scratch */
     const void **from;
 } host_tree;
-host_tree *make_host_tree(execution *x); /* NULL: no memory */
-void free_host_tree(host_tree *tree);
+host_tree *make_host_tree(execution *x); /* one block of memory; NULL: no memory */
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes);
 
 /* posts.c; but for the first, with the network's lock */

@@ -97,41 +97,24 @@ host_tree *make_host_tree(execution *x) {
     uint32_t ones[UN_MAX_RANKS];
     for (int rank = 0; rank < x->g->ranks; rank++) ones[rank] = 1;
     tree_table *table = x->several ? tree_of(x) : make_tree_table(ones, x->g->ranks);
-    host_tree *t = table ? calloc(1, sizeof *t) : NULL;
-    if (!t) return NULL;
-    size_t nodes = table->begin[x->g->ranks], hosts = (size_t)hs->count;
-    *t = (host_tree){.total = table->total,
-                     .of_rank = calloc((size_t)hs->most, sizeof *t->of_rank),
-                     .nodes = calloc(nodes, sizeof *t->nodes),
-                     .end = calloc(nodes, sizeof *t->end),
-                     .count = calloc(hosts, sizeof *t->count),
-                     .begin = calloc(hosts + 1, sizeof *t->begin),
-                     .sum = calloc(nodes, sizeof *t->sum),
-                     .sorted = calloc(nodes, sizeof *t->sorted),
-                     .from = calloc(nodes, sizeof *t->from)};
-    t->arithmetic = tree_sum_of(x->call->dtype, x->call->reduction, x->call->factor, t->total);
-    tree_node *merged = calloc(nodes, sizeof *merged);
-    size_t *others = calloc(nodes, sizeof *others);
-    bool made = merged && others && t->of_rank && t->nodes && t->end && t->count && t->begin &&
-                t->sum && t->sorted && t->from;
-    if (made) find_sums(t, hs, table, merged, others);
-    free(merged);
-    free(others);
+    if (!table) return NULL;
+    size_t nodes = table->begin[x->g->ranks], hosts = (size_t)hs->count, most = (size_t)hs->most;
+    size_t of_node = 3 * sizeof(tree_node) + 2 * sizeof(size_t) + sizeof(host_sum) + sizeof(void *);
+    host_tree *t = calloc(1, sizeof *t + (most + 2 * hosts + 1) * sizeof(size_t) + nodes * of_node);
+    if (t) { /* its arrays follow it */
+        t->total = table->total;
+        t->arithmetic = tree_sum_of(x->call->dtype, x->call->reduction, x->call->factor, t->total);
+        t->of_rank = (size_t *)(t + 1);
+        t->count = t->of_rank + most;
+        t->begin = t->count + hosts;
+        t->end = t->begin + hosts + 1;
+        size_t *others = t->end + nodes;
+        t->sum = (host_sum *)(others + nodes);
+        t->from = (const void **)(t->sum + nodes);
+        t->nodes = (tree_node *)(t->from + nodes);
+        t->sorted = t->nodes + nodes;
+        find_sums(t, hs, table, t->sorted + nodes, others);
+    }
     if (!x->several) free_tree_table(table);
-    if (made) return t;
-    free_host_tree(t);
-    return NULL;
-}
-
-void free_host_tree(host_tree *t) {
-    if (!t) return;
-    free(t->of_rank);
-    free(t->nodes);
-    free(t->end);
-    free(t->count);
-    free(t->begin);
-    free(t->sum);
-    free(t->sorted);
-    free(t->from);
-    free(t);
+    return t;
 }

@@ -48,7 +48,7 @@ static struct {
     pthread_mutex_t lock; /* recursive: an arrival may be answered at once */
     network_user user;
     ucp_context_h context;
-    ucp_worker_h worker; /* NULL: closed */
+    ucp_worker_h worker; /* NULL: closed, or given up */
     ucp_address_t *address;
     size_t address_bytes;
     int events; /* a descriptor that is readable when there is something to do */
@@ -60,6 +60,7 @@ static struct {
     _Atomic bool is_led, leader_sleeps;
     _Atomic uint32_t stops;
     pthread_t thread;
+    bool has_thread;
 } net;
 
 static _Thread_local bool leads;
@@ -160,7 +161,9 @@ const char *open_network(const char *const *settings, const network_user *user,
     pthread_once(&once, watch_forks);
     const char *problem = NULL;
     lock_network();
-    if (!net.worker) {
+    if (net.has_thread && !net.worker) {
+        problem = "it had to be given up, because it did not end a transfer on a broken link";
+    } else if (!net.worker) {
         net.user = *user;
         ucs_status_t status = make_context(settings);
         if (!status) status = make_worker();
@@ -169,6 +172,7 @@ const char *open_network(const char *const *settings, const network_user *user,
             problem = ucx.status_string(status);
         else if (!start_thread(&net.thread, "unisono:network", run_network, NULL))
             problem = "no thread could be started";
+        net.has_thread = !problem;
         if (problem) free_worker();
     }
     *address = net.address;
@@ -199,13 +203,13 @@ static void close_link(un_link *link) {
 
 void close_network(void) {
     lock_network();
-    bool is_open = net.worker != NULL;
+    bool is_open = net.has_thread;
     unlock_network();
     if (!is_open) return;
     atomic_store(&net.stops, 1);
     wake(&net.stops, OF_PROCESS, 1);
     lock_network();
-    ucx.worker_signal(net.worker);
+    if (net.worker) ucx.worker_signal(net.worker);
     for (int64_t end = clock_ns() + CLOSING_NS; net.unsent && clock_ns() < end;)
         drive(ROUNDS_AT_ONCE);
     unlock_network();
@@ -219,7 +223,26 @@ void close_network(void) {
         free(link);
     }
     free_worker();
+    net.has_thread = false;
     unlock_network();
+}
+
+void give_up_network(void) {
+    lock_network();
+    for (un_link *link = net.links; link; link = link->next) {
+        link->endpoint = NULL;
+        if (!link->broken_ns) link->broken_ns = clock_ns();
+    }
+    net.unsent = 0;
+    free_worker();
+    unlock_network();
+}
+
+bool network_is_open(void) {
+    lock_network();
+    bool is_open = net.worker != NULL;
+    unlock_network();
+    return is_open;
 }
 
 /* -- links ---------------------------------------------------------------------------------------- */
@@ -341,7 +364,9 @@ void fetch_to(remote_data *remote, void *to, size_t bytes, transfer *t) {
                                  .cb.recv_am = on_fetched,
                                  .user_data = t};
     lock_network();
-    void *request = ucx.am_recv_data_nbx(net.worker, remote->description, to, bytes, &param);
+    void *request = (void *)(intptr_t)UCS_ERR_CANCELED;
+    if (net.worker)
+        request = ucx.am_recv_data_nbx(net.worker, remote->description, to, bytes, &param);
     if (!UCS_PTR_IS_PTR(request)) end_transfer(t, UCS_PTR_STATUS(request));
     unlock_network();
     free(remote);
@@ -389,8 +414,8 @@ static void sleep_on_events(int64_t ns, _Atomic bool *sleeps) {
     if (sleeps) atomic_store(sleeps, true);
     bool any = drive(ROUNDS_AT_ONCE);
     if (any) tell_rounds();
-    bool idle = !any && net.worker && ucx.worker_arm(net.worker) == UCS_OK;
-    int events = net.events;
+    bool idle = !any && (!net.worker || ucx.worker_arm(net.worker) == UCS_OK);
+    int events = net.worker ? net.events : -1;
     unlock_network();
     struct timespec most = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     struct pollfd polled = {.fd = events, .events = POLLIN};

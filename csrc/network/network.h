@@ -48,6 +48,11 @@ const char *open_network(const char *const *settings, const network_user *user,
                          const void **address, size_t *bytes);
 void close_network(void);
 
+/* Destroy UCX's worker: nothing that is under way touches its memory any more, and all links are
+ * broken, until the network has been closed and is opened again. */
+void give_up_network(void);
+bool network_is_open(void); /* and has not been given up */
+
 /* Links by the address of the worker at their other end; all that is sent carries the `proof` for
  * it. NULL: UCX cannot reach it. */
 un_link *link_to(const void *address, size_t bytes, uint64_t proof);

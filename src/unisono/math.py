@@ -22,15 +22,9 @@ from unisono.comm.communicator import Communicator, Group
 from unisono.world.world import resolve, well_formed
 
 __all__ = [
-    "l2_norm",
-    "log_softmax",
-    "logsumexp",
-    "mean",
-    "normalize",
-    "softmax",
-    "variance",
+    "l2_norm", "log_softmax", "logsumexp", "mean", "normalize", "softmax", "variance",
     "weighted_sum",
-]
+]  # fmt: skip
 
 
 def weighted_sum(

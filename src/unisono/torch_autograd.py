@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -23,3 +24,20 @@ def outlasting_inference_mode() -> Iterator[None]:
     for backward. A context manager and a decorator."""
     with torch.inference_mode(False), torch.no_grad():  # the former alone would enable gradients
         yield
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, move: Any, back: Any, *tensors: torch.Tensor) -> Any:
+        ctx.back = back
+        return move(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, *ctx.back(*gradients)
+
+
+def linear(move: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """`move(*tensors)`, a tensor or a tuple of them. `back` makes the tensors' gradients, a tuple,
+    of those of the results; of what it calls, differentiable functions have second derivatives."""
+    return _Linear.apply(move, back, *tensors)  # type: ignore[no-untyped-call]

@@ -415,6 +415,8 @@ def test_ranks_and_arguments_that_make_no_sense(comm: Communicator) -> None:
         unisono.all_gather("x")
     with pytest.raises(TypeError, match="dense"):
         unisono.all_gather(x.to_sparse())
+    with pytest.raises(TypeError, match="dense"):
+        unisono.reduce(x.to_sparse())
     with pytest.raises(TypeError, match="same dtype"):
         unisono.all_to_all([torch.ones(1), *[torch.ones(1).double()] * (comm.size - 1)])
     comm.barrier()

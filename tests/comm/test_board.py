@@ -17,7 +17,7 @@ from made_up_hosts import join_world
 from ranks import RankPool, raised
 from unisono import Communicator, RendezvousError
 from unisono.comm.hosts.hosts_transport import HostsTransport
-from unisono.comm.meeting.board import Board, Foreign, StoreGone
+from unisono.comm.meeting.board import LEADER, Board, Foreign, StoreGone
 from unisono.comm.meeting.deadline import LimitOfEach
 from unisono.training import init_weight_update_group
 
@@ -95,7 +95,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_growing_group_that_a_stranger_made_up_is_refused(store: Any) -> None:
     about = {"name": "job~1", "generation": 1, "global_ranks": None, "members": 1, "size": 2}
-    store.set("unisono/grow/job/growth", json.dumps(about | {"timeout_s": 9.0}))
+    store.set(f"unisono/grow/job/{LEADER}", json.dumps(about | {"timeout_s": 9.0}))
     begin_s = time.monotonic()
     with pytest.raises(RendezvousError, match=DIFFERENT):
         Communicator.join("job", store=store, timeout_s=60)

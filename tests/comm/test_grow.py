@@ -18,7 +18,7 @@ from ranks import RankPool, attempt, connect, raised
 from resources import assert_given_back, held_resources, meeting_files
 from unisono import PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
-from unisono.comm.meeting import growing
+from unisono.comm.hosts import growing
 from user_programs import run_python
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/shrink.py"
@@ -101,8 +101,7 @@ def test_a_newcomer_that_dies_on_the_way(fresh_pool: RankPool) -> None:
 
 def come_and_die(rank: int, size: int, path: str) -> int:
     if rank == 2:
-        growing.Growth.membership = lambda *_: die()  # type: ignore[method-assign, assignment]
-        growing.meet_at = lambda *_, **__: die()  # type: ignore[assignment]
+        growing.connect_once = lambda *_, **__: die()  # type: ignore[assignment]
         Communicator.join(path)
     if rank == 3:
         time.sleep(1.0)

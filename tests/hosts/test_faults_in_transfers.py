@@ -7,9 +7,11 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from host_jobs import SOON_S, Places, await_all, moment, places, set_moment, world
 from namespaces import Link as Cable
 from namespaces import MakeNetwork
+from test_ucx import wheel
 
 import ranks
 from ranks import RankPool, attempt
@@ -188,6 +191,59 @@ def test_an_interrupt_in_a_transfer_ends_it_everywhere(
         assert "rank 2 ended group" in text
         assert "interrupted" in text
         assert came - interrupted < SOON_S
+
+
+# -- a UCX that does not end what was under way ----------------------------------------------------
+
+
+def make_stuck_ucx(folder: Path) -> str:
+    """A UCX that, asked to close a connection, goes on with what is under way on it."""
+    source, made, lib = folder / "stuck.c", folder / "libucp.so", wheel() / "lib"
+    source.write_text("void *ucp_ep_close_nbx(void) { return 0; }\n")
+    (folder / "ucx").symlink_to(lib / "ucx")
+    options = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-Wl,-rpath,{lib}"]
+    subprocess.run(["cc", *options, source, lib / "libucp.so.0", "-o", made], check=True)
+    return str(made)
+
+
+def be_cut_off(rank: int, size: int, path: str, where: Places, ucx: str) -> Any:
+    os.environ["UNISONO_UCX"] = ucx
+    tensor = torch.ones(LARGE)
+    with world(rank, where):
+        dist.all_reduce(torch.ones(LARGE // 8))
+        await_all(path, rank, size)
+        if rank == 1:
+            threading.Timer(0.3, where.host(rank).cut).start()
+            threading.Timer(0.3, set_moment, (path, "fault")).start()
+        error = attempt(call_for_ever, tensor)
+        came, kept = time.monotonic(), tensor.clone()
+        set_moment(path, f"heard-{rank}")
+        moment(path, f"heard-{1 - rank}")
+        if rank == 1:
+            where.host(rank).mend()
+        again = attempt(dist.barrier)
+        time.sleep(1.0)  # for what TCP repeats
+        assert torch.equal(tensor, kept)
+        assert type(again) is type(error), again
+    with world(rank, where, serial=1):
+        dist.all_reduce(one := torch.ones(1))
+        assert one.item() == size
+    return type(error).__name__, str(error), came, moment(path, "fault")
+
+
+def test_a_transfer_that_ucx_never_ends(
+    fresh_pool: RankPool, make_network: MakeNetwork, tmp_path: Path
+) -> None:
+    """The call returns in time all the same, nothing writes into its tensor afterwards, and once
+    all groups are closed the process can have others."""
+    with make_network(2, GIGABIT) as made:
+        where = places(made, (0, 1))
+        ucx = make_stuck_ucx(tmp_path)
+        results = fresh_pool.run(be_cut_off, 2, where, ucx, connected=False)
+    for rank, (kind, text, came, cut) in enumerate(results):
+        assert kind == "PeerLost", text
+        assert f"rank {1 - rank} " in text
+        assert came - cut < 5.0 + 4.0 + SOON_S
 
 
 ranks.preload("host_jobs")

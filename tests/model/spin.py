@@ -31,10 +31,10 @@ BREAKS: dict[str, dict[str, tuple[str, str] | list[tuple[str, str]]]] = {
         "told": ("lost[me] = true;", "skip;"),  # a rank that raises keeps what it had opened
     },
     "grow.pml": {
-        "ends": ("(hung_up & BIT(0)) || LATE -> settle(FAILED)", "false -> settle(FAILED)"),
-        "alike": ("LATE -> settle(FAILED)", "LATE -> what = FAILED"),
-        "only_made": ("settle(MADE);", "what = MADE;"),
-        "told": ("left = left | BIT(me) /*", "skip /*"),
+        "ends": ("died || WILL_FAIL -> settle(FAILED)", "false -> settle(FAILED)"),
+        "alike": ("settle(FAILED) /* or", "what = FAILED /* or"),
+        "only_made": ("settle(MADE)\n", "what = MADE\n"),
+        "told": ("informed == EVERYONE -> removed", "true -> removed"),  # too early for some
     },
     "shrink.pml": {
         "ends": (f"{_GIVES_UP}\n        :: LOST", "false\n        :: LOST"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -18,10 +19,12 @@ import pytest
 
 from ranks import RankPool, connect
 from unisono import Communicator
+from unisono.comm.hosts import growing
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.frames import Session
-from unisono.comm.meeting.growing import Growth
-from unisono.comm.meeting.membership import JoinRequest
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.roster import Roster
 from unisono.comm.meeting.survivors import SegmentVote
 from unisono.comm.meeting.unix_socket import Connection
 from unisono.comm.shared_memory.memory_transport import SharedMemory
@@ -77,17 +80,15 @@ def test_a_vote_takes_the_steps_of_its_model(pool: RankPool) -> None:
 
 
 _KINDS = {
-    "places": "plan",
     "key": "hello",
     "nonce": "invitation",
     "opened": "opened",
     "go": "go",
-    "again": "dismissal",
 }
 
 
 @contextmanager
-def noting_messages(steps: list[str]) -> Iterator[pytest.MonkeyPatch]:
+def noting_messages(steps: list[str]) -> Iterator[None]:
     """Record what this process sends while groups are created."""
     send = Connection.send
 
@@ -97,7 +98,7 @@ def noting_messages(steps: list[str]) -> Iterator[pytest.MonkeyPatch]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "send", note_send)
-        yield patch
+        yield
 
 
 def meet(rank: int, size: int, path: str) -> list[str]:
@@ -127,34 +128,29 @@ def test_a_group_is_made_by_the_messages_of_its_model(
 def grow(rank: int, size: int, path: str) -> list[str]:
     """Ranks 0 and 1 are a group, and rank 2 joins it."""
     steps: list[str] = []
-    if rank == 2:
-        with noting_messages(steps), Communicator.join(path):
-            return steps
-    exchange, request = SharedMemory.exchange_integers, Growth.request
 
-    def note_exchange(self: SharedMemory, integers: tuple[int, ...], limit_s: float) -> Any:
-        steps.append("exchanges")
-        return exchange(self, integers, limit_s)
+    def note(patch: pytest.MonkeyPatch, of: Any, name: str, step: Callable[..., str]) -> None:
+        function = getattr(of, name)
 
-    def note_request(
-        self: Growth,
-        number: int,
-        timeout_s: float,
-        check: Callable[[], None],
-        settle: Callable[[bool], bool],
-    ) -> JoinRequest:
-        def note_settled(made: bool) -> bool:
-            is_made = settle(made)
-            steps.append("settles made" if is_made else "settles failed")
-            return is_made
+        def noted(*given: Any, **named: Any) -> Any:
+            taken = step(*given)
+            if taken and taken not in steps:
+                steps.append(taken)
+            return function(*given, **named)
 
-        return request(self, number, timeout_s, check, note_settled)
+        patch.setattr(of, name, noted)
 
-    with connect(path, rank, 2) as comm, noting_messages(steps) as patch:
-        patch.setattr(Growth, "request", note_request)
-        patch.setattr(SharedMemory, "exchange_integers", note_exchange)
-        with comm.grow(path):
-            return steps
+    with contextlib.ExitStack() as stack:
+        comm = stack.enter_context(connect(path, rank, 2)) if rank < 2 else None
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        note(patch, announcements, "announce", lambda _, it: "announces" * ("members" in it))
+        note(patch, SharedMemory, "exchange_integers", lambda *_: "exchanges")
+        note(patch, Roster, "publish", lambda _: "publishes")
+        note(patch, Board, "set", lambda _, name, text: "agrees" * (text == "agreed"))
+        note(patch, growing, "connect_once", lambda *_: "meets")
+        note(patch, Board, "settle", lambda _, name, made: "settles made" * (made is True))
+        stack.enter_context(Communicator.join(path) if comm is None else comm.grow(path))
+        return steps
 
 
 @needs_spin

@@ -1,7 +1,5 @@
 """What can be measured: every collective's sizes and bandwidths, as nccl-tests defines them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from unisono.cases.primitives import PRIMITIVES, Primitive

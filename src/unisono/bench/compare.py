@@ -1,7 +1,5 @@
 """Two runs with the same settings: what became slower or faster, and what is only noise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import geometric_mean
 

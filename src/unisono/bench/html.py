@@ -1,7 +1,5 @@
 """A run as a page to send to a colleague: which backend is faster and where, then the numbers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from statistics import geometric_mean

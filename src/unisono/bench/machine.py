@@ -1,8 +1,6 @@
 """When and where a run was made: host, processor, cores, caches, versions. No environment
 variables."""
 
-from __future__ import annotations
-
 import platform
 import re
 from datetime import datetime

@@ -1,8 +1,6 @@
 """How one row is measured: checked, warmed up, and timed in blocks in which the backends take
 turns."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -10,9 +8,9 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import cycle, islice
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy
 from numpy.typing import NDArray
@@ -79,11 +77,8 @@ class _Samples:
     queued_s: NDArray[numpy.float64]
 
     @classmethod
-    def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> _Samples:
+    def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> Self:
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
-
-    def without_last(self) -> _Samples:
-        return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
 
     def took_s(self) -> NDArray[numpy.float64]:
         """Each sample's time: that of the slowest rank."""
@@ -117,24 +112,20 @@ class Control:
         return float(self.gather(numpy.array([value]))[0, 0])
 
 
+@dataclass
 class Measurer:
     """Measures rows, on all ranks together; every rank gets the same numbers."""
 
-    def __init__(
-        self,
-        control: Control,
-        backends: Sequence[Backend],
-        *,
-        budget_s: float,
-        with_floor: bool = True,
-        crowded: bool = False,
-        link_limit: LinkLimit | None = None,
-    ) -> None:
-        self.control, self.backends = control, backends
-        self.budget_s, self.with_floor = budget_s, with_floor
-        self.crowded = crowded
-        """Whether there are more ranks than cores."""
-        self.link_limit = link_limit
+    control: Control
+    backends: Sequence[Backend]
+    _: KW_ONLY
+    budget_s: float
+    with_floor: bool = True
+    crowded: bool = False
+    """Whether there are more ranks than cores."""
+    link_limit: LinkLimit | None = None
+
+    def __post_init__(self) -> None:
         self._clock = _QueueClock()
         self._buffers: dict[str, Buffers] = {}
 
@@ -245,9 +236,10 @@ class Measurer:
                 shuffler.shuffle(order)
                 for contestant in order:
                     taken[contestant.name].append(self._turn(contestant))
-                enough = block + 1 >= BLOCKS_AT_LEAST and (
-                    time.perf_counter() > end_s or (block % 5 == 4 and self._stable(taken))
-                )
+                enough = block + 1 >= BLOCKS_AT_LEAST and time.perf_counter() > end_s
+                if block % 5 == 4 and not enough:
+                    known = [summarise(_Samples.of(turns).took_s()) for turns in taken.values()]
+                    enough = all(each.uncertainty < STABLE for each in known)
                 late = time.perf_counter() > end_s + 4 * self.budget_s and block >= 2
                 if self.control.agree(float(enough or late)):
                     break
@@ -276,11 +268,6 @@ class Measurer:
         end_s = time.perf_counter()
         return begin_s, end_s, self._clock.queued_s() - queued_before_s
 
-    def _stable(self, taken: _Turns) -> bool:
-        return all(
-            summarise(_Samples.of(turns).took_s()).uncertainty < STABLE for turns in taken.values()
-        )
-
     # -- afterwards ----------------------------------------------------------------------------
 
     def _row(
@@ -288,7 +275,7 @@ class Measurer:
     ) -> Row:
         collective, ranks = case.collective, case.ranks
         if not collective.is_collective and ranks % 2:  # the last one has no neighbour
-            samples = samples.without_last()
+            samples = _Samples(samples.begin_s[:-1], samples.end_s[:-1], samples.queued_s[:-1])
         each = contestant.batch * messages(collective.name, case.size_bytes)
         time_us = summarise(samples.took_s() / each * 1e6)
         items = item_bytes(case.dtype)

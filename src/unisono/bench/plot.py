@@ -1,8 +1,6 @@
 """Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size; bars in
 the file where there is one size."""
 
-from __future__ import annotations
-
 import colorsys
 import io
 import re

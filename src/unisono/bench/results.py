@@ -1,7 +1,5 @@
 """The results of a run: statistics, rows, and the run as JSON (docs/bench.md)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy
 
@@ -114,7 +112,7 @@ class Row:
         return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Row:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         names = [item.name for item in dataclasses.fields(cls)]
         known = {name: values[name] for name in names if name in values}  # older files lack some
         return cls(**known | {"time_us": SampleSummary(**values["time_us"])})

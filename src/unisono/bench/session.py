@@ -1,8 +1,6 @@
 """A run: its ranks are started, or exist already; they meet, connect the backends and measure row
 by row, and rank 0 reports events."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

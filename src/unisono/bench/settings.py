@@ -1,7 +1,5 @@
 """The settings of a run: parsed from the user's text, checked, and the same on every rank."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,10 +1,9 @@
 """A run on a terminal: its progress, and one table per collective as soon as it is measured."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from itertools import compress
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -34,7 +33,7 @@ class Show:
         # Refreshed by events only: a drawing thread would disturb the measurement.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -52,20 +51,16 @@ class Show:
             self._next = event
         else:
             self.run = apply_event(self.run, event)
-        if event["event"] == "begin":
-            self._print_head()
+            if event["event"] == "begin":
+                self.print_line(text.about(self.run))
+                for skipped in self.run.skipped:
+                    self.console.print(f"{skipped}", style="yellow", highlight=False, markup=False)
         self._live.update(self._progress(), refresh=self.console.is_terminal)
 
     def print_line(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False)
 
     # -- parts ---------------------------------------------------------------------------------
-
-    def _print_head(self) -> None:
-        assert self.run is not None
-        self.console.print(text.about(self.run), highlight=False, markup=False)
-        for skipped in self.run.skipped:
-            self.console.print(f"{skipped}", style="yellow", highlight=False, markup=False)
 
     def _print_rest(self) -> None:
         """The tables of what has been measured but not finally shown."""

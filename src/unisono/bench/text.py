@@ -1,7 +1,5 @@
 """A run as text: the cells of its tables, and the sentences around them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Checks of the functions' arguments: tensors, arrays, ranks and reductions. An invalid argument is
 reported to the other ranks, too. Also the works that the functions return."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -30,11 +28,15 @@ def is_tensor(tensor: Any) -> bool:
 
 
 def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
+    """Reject what is no tensor or array, and sparse tensors and the like."""
     if not is_tensor(tensor):
         why = f"{type(tensor).__name__} is neither a tensor nor an array"
         if operation in ("all_gather", "gather"):
             why += f": unisono.{operation}_object takes lists, dicts and other plain data"
         refuse_type(comm, operation, why)
+    if isinstance(tensor, _Tensor) and (tensor.layout is not torch.strided or tensor.is_quantized):
+        kind = f"{tensor.layout} of {tensor.dtype}"
+        refuse_type(comm, operation, f"{kind} is not dense: pass a dense tensor")
 
 
 def copy_of(tensor: Any) -> Any:
@@ -135,17 +137,12 @@ def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: A
 
 
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
-    """A tensor, or an array as a tensor over the same memory. Rejects sparse tensors and the
-    like."""
-    if not isinstance(tensor, torch.Tensor):
-        try:
-            return torch.from_numpy(tensor)
-        except (TypeError, ValueError) as error:
-            refuse_type(comm, operation, str(error))
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = f"{tensor.layout} of {tensor.dtype}"
-        refuse_type(comm, operation, f"{kind} is not dense: pass a dense tensor")
-    return tensor
+    """A tensor, or an array as a tensor over the same memory."""
+    check_tensor(comm, operation, tensor)
+    try:
+        return tensor if isinstance(tensor, _Tensor) else torch.from_numpy(tensor)
+    except (TypeError, ValueError) as error:
+        refuse_type(comm, operation, str(error))
 
 
 def reduction(
@@ -155,10 +152,6 @@ def reduction(
     an unknown reduction, and one that is not defined for a tensor's dtype."""
     known = known_reduction(op)
     if known is None:
-        if isinstance(op, Communicator) or hasattr(op, "rank"):
-            comm.reject_call(
-                operation, f"{op!r} is not a reduction: pass a group as the keyword group=..."
-            )
         comm.reject_call(operation, describe_unknown_reduction(op))
     name: str = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in {dtype_name(tensor) for tensor in tensors}:

@@ -10,7 +10,8 @@ input requires a gradient, every rank's result does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from unisono.collectives.types import Group, Op
 from unisono.comm.communicator import Communicator
 from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.reductions import PremulSum
+from unisono.torch_autograd import linear
 from unisono.world.world import resolve, well_formed
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
@@ -47,8 +49,12 @@ def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> tor
     """
     comm = _group_of(group, "all_reduce", tensor)
     known = _differentiable_op(op, comm, "all_reduce", tensor)
-    apply: Any = (_Extreme if known in ("min", "max") else _Sum).apply
-    return apply(*_track_alike(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
+    (tracked,) = _track_alike(comm, [tensor])
+    if known in ("min", "max"):
+        return _Extreme.apply(tracked, comm, known)  # type: ignore[no-any-return, no-untyped-call]
+    move = partial(_on_a_copy, lambda copy: comm.all_reduce(copy, known))
+    # scaled the same way as the tensors
+    return linear(move, lambda gradient: [all_reduce(gradient, known, comm)], tracked)  # type: ignore[no-any-return]
 
 
 @inputs_first
@@ -66,7 +72,14 @@ def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     tensor([2., 2.])
     """
     comm = _group_of(group, "all_gather", tensor)
-    return list(_Gather.apply(*_track_alike(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
+
+    def move(mine: torch.Tensor) -> Any:
+        return tuple(ragged.gather(comm, mine.detach(), None))
+
+    def back(*gradients: torch.Tensor) -> Any:
+        return [reduce_scatter(gradients, "sum", comm)]
+
+    return list(linear(move, back, *_track_alike(comm, [tensor])))
 
 
 @inputs_first
@@ -91,7 +104,20 @@ def reduce_scatter(
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max"):
         comm.reject_call("reduce_scatter", f"{known} has no gradient here: use all_reduce")
-    return _ReduceScatter.apply(comm, known, *_track_alike(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
+
+    def move(*parts: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(parts[comm.rank], memory_format=torch.contiguous_format)
+        comm.reduce_scatter(result, [part.detach() for part in parts], known)
+        return result
+
+    def back(gradient: torch.Tensor) -> Any:
+        if isinstance(known, PremulSum):
+            gradient = gradient * known.factor
+        elif known == "avg":
+            gradient = gradient / comm.size
+        return all_gather(gradient, comm)
+
+    return linear(move, back, *_track_alike(comm, parts))  # type: ignore[no-any-return]
 
 
 @inputs_first
@@ -113,7 +139,14 @@ def all_to_all(
     """
     comm = resolve(group)
     parts = arguments.parts(comm, "all_to_all", tensors)
-    results = list(_AllToAll.apply(comm, *_track_alike(comm, parts)))  # type: ignore[no-untyped-call]
+
+    def move(*parts: torch.Tensor) -> Any:
+        return tuple(ragged.all_to_all(comm, [part.detach() for part in parts]))
+
+    def back(*gradients: torch.Tensor) -> Any:
+        return all_to_all(gradients, comm)
+
+    results = list(linear(move, back, *_track_alike(comm, parts)))
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
 
 
@@ -132,7 +165,19 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.
     """
     comm = _group_of(group, "broadcast", tensor)
     check_rank(comm, "broadcast", src)
-    return _Broadcast.apply(*_track_alike(comm, [tensor]), comm, src)  # type: ignore[no-any-return, no-untyped-call]
+    move = partial(_on_a_copy, lambda copy: comm.broadcast(copy, src))
+    back = partial(_sum_on, comm, src)
+    return linear(move, lambda dy: [back(dy)], *_track_alike(comm, [tensor]))  # type: ignore[no-any-return]
+
+
+def _sum_on(comm: Communicator, dst: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The sum on one rank, zero on the others: the backward of a broadcast."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        result = _on_a_copy(lambda copy: comm.reduce(copy, dst), tensor)
+        return result if comm.rank == dst else torch.zeros_like(result)
+
+    return linear(move, lambda dy: [broadcast(dy, dst, comm)], tensor)  # type: ignore[no-any-return]
 
 
 def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
@@ -166,26 +211,10 @@ def _differentiable_op(
     return known
 
 
-def _reduce_copy(comm: Communicator, tensor: torch.Tensor, op: Reduction) -> torch.Tensor:
-    result: torch.Tensor = arguments.copy_of(tensor)
-    comm.all_reduce(result, op)
-    return result
-
-
-# Each backward uses differentiable functions, so that second derivatives work.
-
-
-class _Sum(torch.autograd.Function):
-    """sum, avg and premul_sum: the gradient is the sum of the gradients, scaled the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
-        ctx.comm, ctx.op = comm, op
-        return _reduce_copy(comm, tensor, op)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return all_reduce(gradient, ctx.op, ctx.comm), None, None
+def _on_a_copy(call: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> torch.Tensor:
+    copy: torch.Tensor = arguments.copy_of(tensor)
+    call(copy)
+    return copy
 
 
 class _Extreme(torch.autograd.Function):
@@ -194,7 +223,7 @@ class _Extreme(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
         ctx.comm = comm
-        result = _reduce_copy(comm, tensor, op)
+        result = _on_a_copy(lambda copy: comm.all_reduce(copy, op), tensor)
         ctx.save_for_backward(tensor == result)
         return result
 
@@ -205,70 +234,3 @@ class _Extreme(torch.autograd.Function):
         ctx.comm.all_reduce(holders)
         total = all_reduce(gradient, "sum", ctx.comm)
         return torch.where(is_mine, total / holders, torch.zeros_like(total)), None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, ...]:
-        ctx.comm = comm
-        return tuple(ragged.gather(comm, tensor.detach(), None))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return reduce_scatter(gradients, "sum", ctx.comm), None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, comm: Communicator, op: Reduction, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.comm, ctx.op = comm, op
-        result = torch.empty_like(parts[comm.rank], memory_format=torch.contiguous_format)
-        comm.reduce_scatter(result, [part.detach() for part in parts], op)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        if isinstance(ctx.op, PremulSum):
-            gradient = gradient * ctx.op.factor
-        elif ctx.op == "avg":
-            gradient = gradient / ctx.comm.size
-        return None, None, *all_gather(gradient, ctx.comm)
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, comm: Communicator, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.comm = comm
-        return tuple(ragged.all_to_all(comm, [part.detach() for part in parts]))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, *all_to_all(gradients, ctx.comm)
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, src: int) -> torch.Tensor:
-        ctx.comm, ctx.src = comm, src
-        result: torch.Tensor = arguments.copy_of(tensor)
-        comm.broadcast(result, src)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _Reduce.apply(gradient, ctx.comm, ctx.src), None, None  # type: ignore[no-untyped-call]
-
-
-class _Reduce(torch.autograd.Function):
-    """The sum on one rank, zero on the others: the backward of a broadcast."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, dst: int) -> torch.Tensor:
-        ctx.comm, ctx.dst = comm, dst
-        result: torch.Tensor = arguments.copy_of(tensor)
-        comm.reduce(result, dst)
-        return result if comm.rank == dst else torch.zeros_like(result)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return broadcast(gradient, ctx.dst, ctx.comm), None, None

@@ -16,8 +16,6 @@ Types are exact: a subclass of dict or int is not encoded. Tensors come back on 
 from autograd's graph.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import struct

@@ -11,25 +11,8 @@ from typing import Any, overload
 
 import torch
 
-from unisono.collectives import ragged, structures
-from unisono.collectives.arguments import (
-    ResultWork,
-    as_dense_tensor,
-    check_parts,
-    check_rank,
-    check_tensor,
-    copy_into,
-    copy_of,
-    empty,
-    in_given_type,
-    inputs_first,
-    is_tensor,
-    part_shape,
-    parts,
-    reduction,
-    refuse_type,
-    result_or_work,
-)
+from unisono.collectives import arguments, ragged, structures
+from unisono.collectives.arguments import inputs_first, is_tensor, result_or_work
 from unisono.collectives.ragged import device_of
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.arguments import check_reduction
@@ -79,17 +62,15 @@ def all_reduce(
     if type(tensor) is not _Tensor and not is_tensor(tensor):
         if out is not None:
             why = "out= takes a tensor: it cannot be used with a structure"
-            refuse_type(comm, "all_reduce", why)
+            arguments.refuse_type(comm, "all_reduce", why)
         return structures.all_reduce(comm, tensor, op, async_op, algorithm, reproducible)
-    if op != "sum":
-        op = reduction(op, comm, "all_reduce", tensor)
     if out is not None:
-        tensor = copy_into(comm, "all_reduce", out, tensor)
+        tensor = arguments.copy_into(comm, "all_reduce", out, tensor)
     given: Any = tensor
     work: Any = comm.all_reduce(
         given, op, async_op=async_op, algorithm=algorithm, reproducible=reproducible
     )
-    return ResultWork(work, tensor) if async_op else tensor
+    return arguments.ResultWork(work, tensor) if async_op else tensor
 
 
 @well_formed
@@ -119,13 +100,16 @@ def reduce(
     True
     """
     comm = resolve(group)
-    check_tensor(comm, "reduce", tensor)
-    op = reduction(op, comm, "reduce", tensor)
-    dst = check_rank(comm, "reduce", dst, root)
+    arguments.check_tensor(comm, "reduce", tensor)
+    dst = arguments.check_rank(comm, "reduce", dst, root)
     if comm.rank != dst:
         result, given = None, tensor.contiguous() if isinstance(tensor, _Tensor) else tensor
     else:
-        result = copy_of(tensor) if out is None else copy_into(comm, "reduce", out, tensor)
+        result = (
+            arguments.copy_of(tensor)
+            if out is None
+            else arguments.copy_into(comm, "reduce", out, tensor)
+        )
         given = result
     work = comm.reduce(given, dst, op, async_op=async_op, reproducible=reproducible)
     return result_or_work(work, async_op, result)
@@ -158,7 +142,7 @@ def broadcast(
         return result_or_work(None, async_op, tensor)
     comm = resolve(group)
     if type(tensor) is not _Tensor and not is_tensor(tensor):
-        src = check_rank(comm, "broadcast", src, root)
+        src = arguments.check_rank(comm, "broadcast", src, root)
         return structures.broadcast(comm, tensor, src, async_op)
     work = comm.broadcast(tensor, root, src=src, async_op=async_op)  # type: ignore[arg-type]
     return result_or_work(work, async_op, tensor)
@@ -192,12 +176,12 @@ def all_gather(
     [tensor([]), tensor([1.])]
     """
     comm = resolve(group)
-    check_tensor(comm, "all_gather", tensor)
+    arguments.check_tensor(comm, "all_gather", tensor)
     if out is not None:
         return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
-    dense = as_dense_tensor(comm, "all_gather", tensor)
+    dense = arguments.as_dense_tensor(comm, "all_gather", tensor)
     result = ragged.gather(comm, dense, None, async_op=async_op)
-    return result if dense is tensor else in_given_type(tensor, result)
+    return result if dense is tensor else arguments.in_given_type(tensor, result)
 
 
 @inputs_first
@@ -226,15 +210,14 @@ def gather(
     True
     """
     if needs_no_group(group):
-        return result_or_work(None, async_op, [copy_of(tensor)])
+        return result_or_work(None, async_op, [arguments.copy_of(tensor)])
     comm = resolve(group)
-    dst = check_rank(comm, "gather", dst, root)
-    check_tensor(comm, "gather", tensor)
+    dst = arguments.check_rank(comm, "gather", dst, root)
+    dense = arguments.as_dense_tensor(comm, "gather", tensor)
     buffers = None
     if out is not None and comm.rank == dst:
-        buffers = parts(comm, "gather", out)
-    result = ragged.gather(comm, as_dense_tensor(comm, "gather", tensor), dst, buffers, async_op)
-    return in_given_type(tensor, result)
+        buffers = arguments.parts(comm, "gather", out)
+    return arguments.in_given_type(tensor, ragged.gather(comm, dense, dst, buffers, async_op))
 
 
 @inputs_first
@@ -265,21 +248,21 @@ def scatter(
     True
     """
     comm = resolve(group)
-    src = check_rank(comm, "scatter", src, root)
+    src = arguments.check_rank(comm, "scatter", src, root)
     mine = None
     if comm.rank == src:
         if tensors is None:
             why = f"rank {src} is the source (src={src}), but passed None instead of tensors"
             comm.reject_call("scatter", f"{why}: pass one for each rank, or one to cut")
-        mine = parts(comm, "scatter", tensors)
+        mine = arguments.parts(comm, "scatter", tensors)
     elif tensors is not None:
         why = f"only rank {src}, the source, may pass tensors"
         comm.reject_call("scatter", f"{why}: pass None, and use the return value")
     device = device_of(comm) if mine is None else mine[0].device
-    buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
+    buffer = None if out is None else arguments.as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
     given = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
-    return in_given_type(given if out is None else out, result)
+    return arguments.in_given_type(given if out is None else out, result)
 
 
 @inputs_first
@@ -309,12 +292,11 @@ def reduce_scatter(
     """
     comm = resolve(group)
     if isinstance(tensors, (list, tuple)):
-        check_parts(comm, "reduce_scatter", tensors)
+        arguments.check_parts(comm, "reduce_scatter", tensors)
         shape, like = tensors[comm.rank].shape, tensors[comm.rank]
     else:
-        shape, like = part_shape(comm, "reduce_scatter", tensors), tensors
-    op = reduction(op, comm, "reduce_scatter", like)
-    output = empty(like, shape) if out is None else out
+        shape, like = arguments.part_shape(comm, "reduce_scatter", tensors), tensors
+    output = arguments.empty(like, shape) if out is None else out
     work = comm.reduce_scatter(output, tensors, op, async_op=async_op, reproducible=reproducible)
     return result_or_work(work, async_op, output)
 
@@ -357,12 +339,12 @@ def all_to_all(
     comm = resolve(group)
     listed = isinstance(tensors, (list, tuple))
     if not listed:
-        part_shape(comm, "all_to_all", tensors)
-        out = empty(tensors, tensors.shape) if out is None else out  # type: ignore[union-attr]
+        arguments.part_shape(comm, "all_to_all", tensors)
+        out = arguments.empty(tensors, tensors.shape) if out is None else out  # type: ignore[union-attr]
     if out is not None:
         return result_or_work(comm.all_to_all(out, tensors, async_op=async_op), async_op, out)
-    result = ragged.all_to_all(comm, parts(comm, "all_to_all", tensors), async_op)
-    return in_given_type(tensors[0], result)
+    result = ragged.all_to_all(comm, arguments.parts(comm, "all_to_all", tensors), async_op)
+    return arguments.in_given_type(tensors[0], result)
 
 
 # -- for training loops; they also work in one process ---------------------------------------------
@@ -385,8 +367,8 @@ def reduce_tensor(
     tensor(3.)
     """
     if needs_no_group(group) and check_reduction(op, [dtype_name(tensor)]).factor == 1:
-        return result_or_work(None, async_op, copy_of(tensor))
-    return all_reduce(copy_of(tensor), op, group, async_op=async_op)
+        return result_or_work(None, async_op, arguments.copy_of(tensor))
+    return all_reduce(arguments.copy_of(tensor), op, group, async_op=async_op)
 
 
 gather_tensor = gather

@@ -1,8 +1,6 @@
 """Tensors whose shapes differ from rank to rank: every rank first sends its dtype and shape as a
 few integers, its *spec*. Over shared memory the engine gathers small tensors in one message."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What the functions take and return, for type checkers: tensor in, tensor out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
@@ -22,16 +20,8 @@ else:
 
 
 __all__ = [
-    "Algorithm",
-    "Group",
-    "Op",
-    "OutT",
-    "Rank",
-    "StructureT",
-    "Tensor",
-    "TensorT",
-    "Tensors",
-]
+    "Algorithm", "Group", "Op", "OutT", "Rank", "StructureT", "Tensor", "TensorT", "Tensors",
+]  # fmt: skip
 
 
 class Dataclass(Protocol):

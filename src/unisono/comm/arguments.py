@@ -297,6 +297,8 @@ def _reduction_of(op: Any) -> Reduction:
 
 
 def describe_unknown_reduction(op: object) -> str:
+    if hasattr(op, "rank"):
+        return f"{op!r} is not a reduction: pass a group as the keyword group=..."
     return f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)}, PremulSum or a torch ReduceOp"
 
 

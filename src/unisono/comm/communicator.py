@@ -905,12 +905,14 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> if comm.rank == 0:
         ...     assert newcomer.wait() == 0
         """
-        from unisono.comm.routing import grow
+        from unisono.comm.hosts.growing import grow
+        from unisono.comm.routing import check_name
 
         limit_s = self._limit_s(timeout_s)
         if not _is_count(count):
             raise ValueError(f"count={count!r} is not a number of new processes")
-        following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
+        check_name(name)
+        following = self._next_name(), self.generation + 1, name, int(count), store, limit_s
         return self._continued_by(grow(self.transport, *following))
 
     def _continued_by(self, transport: Transport) -> Communicator:

@@ -1,10 +1,10 @@
-"""Which transport a group gets that is joined, grows, or calls on a GPU."""
+"""Which transport a group gets that is joined, or calls on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
-from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from unisono import variables
@@ -12,9 +12,9 @@ from unisono.comm.engine.numbers import Operation
 from unisono.comm.hosts.anywhere import connect
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
-from unisono.comm.meeting.membership import JoinRequest, check_size, meet_by
+from unisono.comm.meeting.membership import check_size
 from unisono.comm.meeting.roster import agree
-from unisono.comm.meeting.unix_socket import Departed, RendezvousServer
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.shared_memory.engine_transport import EngineTransport
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
@@ -45,12 +45,17 @@ def join(
 ) -> Transport:
     from unisono.comm.meeting.meeting_points import meeting_by_name
 
-    _check_name(name)
+    check_name(name)
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
     board = None if store is None else Board(store, deadline)
     if size is None:
+        from unisono.comm.hosts.growing import join_growing
+
         rank = None if rank is None else _whole("rank", rank)
-        return _come_in(name, rank, board, _whole("generation", generation), timeout_s, deadline)
+        generation = _whole("generation", generation)
+        if rank is not None and rank < 0:
+            raise ValueError(f"{rank} is not a rank")
+        return join_growing(board, name, rank, generation, timeout_s, deadline)
     rank, size = _whole("rank", rank), _whole("size", size)
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"{rank} is not a rank of a group of {size}")
@@ -58,86 +63,21 @@ def join(
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if size == 1:
         return SharedMemory.alone(name, None, timeout_s)
-    if board is not None and board.host:
-        return _join_anywhere(name, rank, size, board, timeout_s)
-    request = JoinRequest(name, rank, size, deadline, timeout_s)
-    with meeting_by_name(name, rank, board) as place, closing(RendezvousServer()) as server:
+    known: Any = {"name": name, "global_ranks": None, "timeout_s": timeout_s}
+    with contextlib.ExitStack() as stack:
+        here = None
+        if board is None or not board.host:
+            here = stack.enter_context(meeting_by_name(name, rank, board)).until(deadline)
         while True:
             try:
-                membership = meet_by(place, server, request)
+                if here is not None:
+                    return SharedMemory.connect(here, rank, size, **known)
+                assert board is not None  # other hosts also reach it, and each meeting has a part
+                token, _ = agree(board, name, rank, size)
+                return connect(board.part(f"unisono/join/{token}"), rank, size, **known)
             except Departed:  # while it waited: it, or a replacement, may come back
                 if not deadline.left_s():
                     raise
-            else:
-                return SharedMemory(membership, server, name, None, timeout_s)
-
-
-def _join_anywhere(name: str, rank: int, size: int, board: Board, timeout_s: float) -> Transport:
-    """Meet on a board that other hosts can also reach: each meeting has its own part of it."""
-    while True:
-        token, _ = agree(board, name, rank, size)
-        own = board.part(f"unisono/join/{token}")
-        try:
-            return connect(own, rank, size, name=name, global_ranks=None, timeout_s=timeout_s)
-        except Departed:  # it, or a replacement, may come back
-            if not board.deadline.left_s():
-                raise
-
-
-def grow(
-    group: Transport,
-    name: str,
-    known_as: str,
-    count: int,
-    store: Any,
-    limit_s: float,
-    generation: int,
-) -> Transport:
-    """The group that results from growing, with newcomers that know it by another name."""
-    _check_name(known_as)
-    board = None if store is None else Board(store)
-    if board is not None and board.host and group.backend == "unisono":
-        from unisono.comm.hosts import growing
-
-        return growing.grow(group, board, name, known_as, count, limit_s, generation)
-    meeting = known_as, _meeting_of_newcomers(known_as, 0, board)
-    return group.grow(name, meeting, count, limit_s, generation)
-
-
-def _meeting_of_newcomers(
-    name: str, rank: int, board: Board | None
-) -> AbstractContextManager[Board]:
-    """Where new processes find a group that grows; its members are there as rank 0."""
-    from unisono.comm.meeting.meeting_points import meeting_by_name
-
-    return meeting_by_name(f"{name} grows", rank, board)
-
-
-def _come_in(
-    name: str,
-    rank: int | None,
-    board: Board | None,
-    generation: int,
-    timeout_s: float | None,
-    deadline: Deadline,
-) -> Transport:
-    """Join a group that grows."""
-    from unisono.comm.meeting.growing import join_growing, number_newcomers
-
-    if rank is not None and rank < 0:
-        raise ValueError(f"{rank} is not a rank")
-    if board is not None and board.host:
-        from unisono.comm.hosts import growing
-
-        return growing.join_growing(board, name, rank, generation, timeout_s, deadline)
-    # without claiming the name: several may wait at once
-    meeting = _meeting_of_newcomers(name, os.getpid(), board)
-    with meeting as place, closing(RendezvousServer()) as server:
-        membership, growth, told = join_growing(
-            place, server, name, rank, generation, timeout_s, deadline
-        )
-        global_ranks = number_newcomers(told["global_ranks"], growth.places)
-        return SharedMemory(membership, server, growth.name, global_ranks, told["timeout_s"])
 
 
 def _whole(name: str, number: Any) -> int:
@@ -147,7 +87,7 @@ def _whole(name: str, number: Any) -> int:
         raise TypeError(f"{name} must be a whole number, not {number!r}") from None
 
 
-def _check_name(name: object) -> None:
+def check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
         raise ValueError(f"{name!r} cannot be the name of a meeting")
     try:

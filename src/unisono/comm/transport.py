@@ -185,20 +185,6 @@ class Transport(ABC):
             f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
         )
 
-    def grow(
-        self,
-        name: str,
-        meeting: tuple[str, Any],
-        count: int,
-        limit_s: float,
-        generation: int,
-    ) -> Transport:
-        """A group of this name of all ranks and this many new processes; all ranks call it."""
-        raise UnisonoError(
-            f"group {self.name} ({self.backend}) cannot grow like this: only unisono's own groups "
-            "can, on several hosts with grow(store=) and a TCPStore"
-        )
-
     def open_store(self) -> Any:
         """A torch Store that only these ranks use; None if they have none."""
         return None

@@ -84,52 +84,23 @@ class ProcessGroupManager:
     True
     """
 
+    # fmt: off
     tp, cp, ep, pp, dp, cp_dp, pp_dp = _of_each(lambda own: own.comm)
-    tp_group, cp_group, ep_group, pp_group, dp_group, cp_dp_group, pp_dp_group = _of_each(
-        lambda own: own.group
-    )
-    (
-        tp_world_size,
-        cp_world_size,
-        ep_world_size,
-        pp_world_size,
-        dp_world_size,
-        cp_dp_world_size,
-        pp_dp_world_size,
-    ) = _of_each(lambda own: own.size)
-    tp_rank, cp_rank, ep_rank, pp_rank, dp_rank, cp_dp_rank, pp_dp_rank = _of_each(
-        lambda own: own.rank
-    )
-    tp_ranks, cp_ranks, ep_ranks, pp_ranks, dp_ranks, cp_dp_ranks, pp_dp_ranks = _of_each(
-        lambda own: own.ranks
-    )
-    (
-        tp_group_ids,
-        cp_group_ids,
-        ep_group_ids,
-        pp_group_ids,
-        dp_group_ids,
-        cp_dp_group_ids,
-        pp_dp_group_ids,
-    ) = _of_each(lambda own: list(own.ranks))
-    (
-        tp_first_rank,
-        cp_first_rank,
-        ep_first_rank,
-        pp_first_rank,
-        dp_first_rank,
-        cp_dp_first_rank,
-        pp_dp_first_rank,
-    ) = _of_each(lambda own: own.ranks[0])
-    (
-        tp_last_rank,
-        cp_last_rank,
-        ep_last_rank,
-        pp_last_rank,
-        dp_last_rank,
-        cp_dp_last_rank,
-        pp_dp_last_rank,
-    ) = _of_each(lambda own: own.ranks[-1])
+    (tp_group, cp_group, ep_group, pp_group, dp_group,
+     cp_dp_group, pp_dp_group) = _of_each(lambda own: own.group)
+    (tp_world_size, cp_world_size, ep_world_size, pp_world_size, dp_world_size,
+     cp_dp_world_size, pp_dp_world_size) = _of_each(lambda own: own.size)
+    (tp_rank, cp_rank, ep_rank, pp_rank, dp_rank,
+     cp_dp_rank, pp_dp_rank) = _of_each(lambda own: own.rank)
+    (tp_ranks, cp_ranks, ep_ranks, pp_ranks, dp_ranks,
+     cp_dp_ranks, pp_dp_ranks) = _of_each(lambda own: own.ranks)
+    (tp_group_ids, cp_group_ids, ep_group_ids, pp_group_ids, dp_group_ids,
+     cp_dp_group_ids, pp_dp_group_ids) = _of_each(lambda own: list(own.ranks))
+    (tp_first_rank, cp_first_rank, ep_first_rank, pp_first_rank, dp_first_rank,
+     cp_dp_first_rank, pp_dp_first_rank) = _of_each(lambda own: own.ranks[0])
+    (tp_last_rank, cp_last_rank, ep_last_rank, pp_last_rank, dp_last_rank,
+     cp_dp_last_rank, pp_dp_last_rank) = _of_each(lambda own: own.ranks[-1])
+    # fmt: on
 
     def __init__(
         self,

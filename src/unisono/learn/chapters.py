@@ -4,8 +4,6 @@ In a clone they are docs/course-*.md, in a wheel files of this package; solution
 chapter contains its exercise: the block after `<!-- exercise: chapter_01.py -->`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

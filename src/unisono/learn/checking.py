@@ -1,7 +1,5 @@
 """Runs the reader's functions, on ranks where they need some, and says what is wrong with them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

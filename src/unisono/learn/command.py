@@ -1,7 +1,5 @@
 """`unisono learn`: the course, chapter by chapter."""
 
-from __future__ import annotations
-
 import sys
 import webbrowser
 from pathlib import Path

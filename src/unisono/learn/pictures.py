@@ -4,8 +4,6 @@ Rank r's part p is the number 10 r + p, so that it can be followed. Numbers are 
 moves those of a schedule, and a test compares both with what ranks do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The reader's folder: the exercises as files, and which chapters are solved."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,12 +6,12 @@ It keeps the parts in a cache on disk, by the operator's arguments alone: nothin
 the rank or, unless it is an argument, on the size of the group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from unisono.torch_autograd import linear
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 
@@ -100,17 +100,6 @@ def _in_place(operator: Callable[..., object], *arguments: Any) -> Move:
     return move
 
 
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, move: Move, back: Move) -> torch.Tensor:
-        ctx.back = back
-        return move(x)
-
-    @staticmethod
-    def backward(ctx: Any, dx: torch.Tensor) -> Any:
-        return ctx.back(dx), None, None
-
-
 def _differentiable(x: torch.Tensor, move: Move, back: Move, op: str = "sum") -> torch.Tensor:
     """The result of a call; its gradient is another call."""
     if not (torch.is_grad_enabled() and x.requires_grad):
@@ -121,4 +110,4 @@ def _differentiable(x: torch.Tensor, move: Move, back: Move, op: str = "sum") ->
             f"an operator of unisono by {op!r} has no gradient: call it under torch.no_grad() or "
             "on x.detach(), or use unisono.differentiable, which has one for min and max"
         )
-    return _Differentiable.apply(x, move, back)  # type: ignore[no-any-return, no-untyped-call]
+    return linear(move, lambda dx: [back(dx)], x)  # type: ignore[no-any-return]

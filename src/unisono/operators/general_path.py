@@ -1,8 +1,6 @@
 """What the engine leaves to Python: tensors that are not contiguous or not in the CPU's memory,
 groups of other transports or not yet known, programs that record gradients, and every failure."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Operators that write to their first argument: csrc/torch_ops has their bodies for CPU tensors."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

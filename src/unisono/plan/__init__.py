@@ -4,7 +4,7 @@ Pure Python and NumPy: no processes, no torch.
 
 schedule.py       a collective algorithm as data; proof.py: proves that it is correct
 catalog.py        the list of algorithms; algorithms/: one page each
-topology.py       ranks, nodes, links; simulate.py: runs a schedule on them
+topology.py       ranks, nodes, links; topologies/: presets; simulate.py: runs a schedule on them
 in_network.py     all_reduce by switches that reduce (NVLS, SHARP)
 nccl.py           what NCCL would choose, and its own estimate of the time (docs/nccl.md)
 choose.py         which algorithm is fastest, and why; complexity.py: the cost of each
@@ -27,28 +27,8 @@ from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.topology import PRESETS, Topology, find_topology
 
 __all__ = [
-    "COLLECTIVES",
-    "PRESETS",
-    "Algorithm",
-    "Choice",
-    "Cost",
-    "InNetwork",
-    "Phase",
-    "Ranking",
-    "Schedule",
-    "ScheduleError",
-    "Step",
-    "Timeline",
-    "Topology",
-    "Transfer",
-    "algorithm",
-    "catalog",
-    "costs",
-    "explain",
-    "find",
-    "find_topology",
-    "rank_algorithms",
-    "reduce_in_network",
-    "simulate",
-    "verify",
-]
+    "COLLECTIVES", "PRESETS", "Algorithm", "Choice", "Cost", "InNetwork", "Phase", "Ranking",
+    "Schedule", "ScheduleError", "Step", "Timeline", "Topology", "Transfer", "algorithm",
+    "catalog", "costs", "explain", "find", "find_topology", "rank_algorithms", "reduce_in_network",
+    "simulate", "verify",
+]  # fmt: skip

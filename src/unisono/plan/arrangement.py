@@ -1,8 +1,6 @@
 """Where the ranks of a schedule are drawn, which depends on who talks to whom: as one or two trees,
 a grid, or otherwise a circle. Coordinates run from 0 to 1, to the right and downwards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

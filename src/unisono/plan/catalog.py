@@ -149,6 +149,13 @@ def find_to_run(collective: str, name: str) -> Algorithm:
     return found
 
 
+def check_nodes(what: str, ranks: int, node_size: int) -> None:
+    """Raise ValueError unless these ranks fill nodes of this size."""
+    if node_size < 1 or ranks % node_size:
+        why = f"{ranks} ranks do not fill nodes of {node_size}"
+        raise ValueError(f"{what} nodes of equal size: {why}")
+
+
 def _load_built_in() -> None:
     """Import the built-in algorithms, which registers them; late, for they import this module."""
     import unisono.plan.algorithms  # noqa: F401

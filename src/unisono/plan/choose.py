@@ -141,7 +141,10 @@ def rank_sizes(
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
     found: list[tuple[Algorithm, Schedule, dict[str, int]]] = []
     left_out: list[tuple[str, str]] = []
-    tried = {"pieces": pieces_to_try, "channels": channels_to_try or _channels(ranks, topology)}
+    rails = topology.rails(ranks)
+    # many ranks have only one channel, or a ranking would take minutes
+    by_default = (1, rails) if rails > 1 and ranks * rails <= MOST_CHANNELS else (1,)
+    tried = {"pieces": pieces_to_try, "channels": channels_to_try or by_default}
     for entry in [find(collective, name) for name in names] or catalog(collective):
         known = {option: values for option, values in tried.items() if option in entry.options}
         made, reason = 0, ""
@@ -179,12 +182,6 @@ def rank_sizes(
             Ranking(collective, ranks, size, topology, choices, tuple(left_out), tuple(by_switches))
         )
     return rankings
-
-
-def _channels(ranks: int, topology: Topology) -> tuple[int, ...]:
-    """One channel, and one per rail; many ranks only one, or a ranking would take minutes."""
-    rails = topology.rails(ranks)
-    return (1, rails) if rails > 1 and ranks * rails <= MOST_CHANNELS else (1,)
 
 
 def explain(ranking: Ranking) -> str:

@@ -1,7 +1,5 @@
 """`unisono plan`: which algorithm is fastest, how fast, and what it looks like."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -6,8 +6,6 @@ receiver has, one on a dashed arrow replaces it. If the chunks travel along one 
 are drawn above the steps.
 """
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Iterator
 

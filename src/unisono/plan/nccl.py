@@ -1,7 +1,7 @@
 """What NCCL would choose for a collective, and its own estimate of the time (docs/nccl.md).
 
 NCCL estimates a latency and a bandwidth for each algorithm and protocol, and takes the pair that it
-expects to be fastest for a size. The constants and formulas are those of NCCL 2.30.7
+expects to be fastest for a size. The constants (nccl.toml) and formulas are those of NCCL 2.30.7
 (src/graph/tuning.cc; src/enqueue.cc chooses). Channels and their bandwidths are those that its
 search (src/graph/search.cc) finds on a DGX H100 and a DGX A100. NCCL uses these estimates to
 choose, not to predict.
@@ -10,8 +10,11 @@ choose, not to predict.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from unisono.errors import name_choices
 from unisono.plan.topology import Topology
@@ -28,26 +31,9 @@ FUNCTIONS = {
 }
 """The collectives that NCCL tunes, and its names for them."""
 
-CALL_US = {"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4), "PAT": (8.0, 8.0, 8.0)}
-"""The fixed cost of a call, for LL, LL128 and Simple; 0 for algorithms without an entry."""
-
-HOP_US: dict[str, dict[str, tuple[float, float, float]]] = {
-    "Tree": {"inside": (0.6, 1.25, 4.0), "between": (5.0, 8.5, 14.0)},
-    "Ring": {"inside": (0.6, 1.9, 3.4), "between": (2.7, 4.0, 14.0)},
-    "CollNetDirect": {"inside": (0, 0, 3.7), "between": (0, 0, 31.0)},
-    "CollNetChain": {"inside": (0, 0, 2.8), "between": (0, 0, 30.0)},
-    "NVLS": {"inside": (0, 0, 25.0), "between": (0, 0, 18.0)},
-    "NVLSTree": {"inside": (0, 0, 25.0), "between": (0, 0, 20.9)},
-    "PAT": {"inside": (0, 0, 4.0), "between": (0, 0, 14.0)},
-}
-"""The latency of a hop over NVLink and over the network."""
-
-# NCCL's correction of a tree's bandwidth, for powers of two from 64 bytes.
-_TREE_SHARE = {
-    "LL": "1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1",
-    "LL128": "1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1",
-    "Simple": ".9 .9 .9 .9 .9 .9 .9 .8 .7 .6 .6 .5 .5 .5 .5 .6 .7 .8 .7 .7 .8 .9 .9",
-}
+_CONSTANTS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+CALL_US: Mapping[str, Sequence[float]] = _CONSTANTS["call_us"]
+HOP_US: Mapping[str, Mapping[str, Sequence[float]]] = _CONSTANTS["hop_us"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +54,11 @@ class _Machine:
     channels together (LL) or for each; and the graphs by kind, for each number of ranks on a single
     node or on each of several."""
 
-    ll: tuple[float, float, float]
+    ll: Sequence[float]
     ring_ll128: float
-    tree_ll128: tuple[float, float, float]
-    tree: tuple[float, float, float]
-    nvls_tree: tuple[float, float, float]
+    tree_ll128: Sequence[float]
+    tree: Sequence[float]
+    nvls_tree: Sequence[float]
     nvls_share: float
     is_hopper: bool
     post_us: float
@@ -80,50 +66,16 @@ class _Machine:
     nodes_of: Mapping[int, Mapping[str, Graph]]
 
 
-_MACHINES = {
-    "h100": _Machine(
-        ll=(141.0, 39.0, 20.4),
-        ring_ll128=36.7,
-        tree_ll128=(36.7, 36.7, 29.0),
-        tree=(38.7, 41.4, 36.0),
-        nvls_tree=(0.0, 57.7, 45.5),
-        nvls_share=0.85,
-        is_hopper=True,
-        post_us=1.0,
-        one_node={
-            2: {"ring": Graph(12, 30, 30), "tree": Graph(12, 60, 60), "nvls": Graph(2, 60, 60)},
-            4: dict.fromkeys(("ring", "tree"), Graph(12, 30, 30)) | {"nvls": Graph(4, 60, 60)},
-            8: dict.fromkeys(("ring", "tree"), Graph(12, 30, 30)) | {"nvls": Graph(8, 40, 60)},
-        },
-        nodes_of={
-            1: {"ring": Graph(2, 24, 24), "direct": Graph(1, 48, 48)}
-            | dict.fromkeys(("tree", "chain"), Graph(2, 48, 24, is_plain=True)),
-            8: dict.fromkeys(("ring", "chain", "direct"), Graph(8, 48, 48))
-            | {"tree": Graph(8, 48, 48, is_plain=True), "nvls": Graph(8, 40, 48)},
-        },
-    ),
-    "a100": _Machine(
-        ll=(87.7, 22.5, 19.0),
-        ring_ll128=20.0,
-        tree_ll128=(20.0, 20.0, 20.0),
-        tree=(24.0, 23.6, 17.8),
-        nvls_tree=(0.0, 0.0, 0.0),
-        nvls_share=0.0,
-        is_hopper=False,
-        post_us=2.0,
-        one_node={
-            2: {"ring": Graph(12, 20, 20), "tree": Graph(12, 40, 40)},
-            4: dict.fromkeys(("ring", "tree"), Graph(12, 20, 20)),
-            8: dict.fromkeys(("ring", "tree"), Graph(12, 20, 20)),
-        },
-        nodes_of={
-            1: {"ring": Graph(1, 24, 24)}
-            | dict.fromkeys(("tree", "chain", "direct"), Graph(1, 48, 24, is_plain=True)),
-            8: dict.fromkeys(("ring", "tree"), Graph(8, 24, 24, has_ll128=False))
-            | {"chain": Graph(8, 30, 24), "direct": Graph(8, 48, 24)},
-        },
-    ),
-}
+def _find_machine(name: str) -> _Machine | None:
+    values = dict(_CONSTANTS["machines"].get(name, {}))
+    for where in ("one_node", "nodes_of"):
+        values[where] = {
+            int(local): {kind: Graph(**graph) for kind, graph in kinds.items()}
+            for local, kinds in values.get(where, {}).items()
+        }
+    return _Machine(**values) if name in _CONSTANTS["machines"] else None
+
+
 _KINDS = {
     "Tree": "tree",
     "Ring": "ring",
@@ -166,9 +118,9 @@ class Tuning:
         """NCCL's estimate of the time for a tensor of `total_bytes`."""
         latency_us, gb_per_s = estimate.latency_us, estimate.gb_per_s
         if self.collective == "all_reduce" and estimate.algorithm == "Tree":
-            shares = _TREE_SHARE[estimate.protocol].split()
+            shares = _CONSTANTS["tree_share"][estimate.protocol]
             power = (int(total_bytes) >> 6).bit_length() - 1
-            gb_per_s *= float(shares[power]) if 0 <= power < len(shares) else 1.0
+            gb_per_s *= shares[power] if 0 <= power < len(shares) else 1.0
         is_ring = (estimate.algorithm, estimate.protocol) == ("Ring", "Simple")
         is_plateau = self.nodes > 1 and total_bytes // (self.channels * self.ranks) >= 64
         if is_ring and is_plateau and self.collective == "all_reduce":
@@ -202,7 +154,7 @@ def tune(
         name: _allowed(environment.get(name, ""), name, names, FUNCTIONS[collective])
         for name, names in (("NCCL_ALGO", ALGORITHMS), ("NCCL_PROTO", PROTOCOLS))
     }
-    machine = _MACHINES.get(topology.name.removesuffix("_sharp"))
+    machine = _find_machine(topology.name.removesuffix("_sharp"))
     nodes = topology.nodes(ranks)
     local = ranks // nodes
     known: Mapping[int, Mapping[str, Graph]] = {}
@@ -258,24 +210,22 @@ def tree_latency_us(ranks: int, nodes: int, protocol: str) -> float:
     return CALL_US["Tree"][which] + 2 * one_way_us
 
 
+@dataclass
 class _Model:
     """Latency and bandwidth of each algorithm and protocol."""
 
-    def __init__(
-        self,
-        collective: str,
-        ranks: int,
-        nodes: int,
-        machine: _Machine,
-        graphs: Mapping[str, Graph],
-        switches_add: bool,
-    ) -> None:
-        self.collective, self.ranks, self.nodes = collective, ranks, nodes
-        self.machine, self.graphs, self.switches_add = machine, graphs, switches_add
-        self.local = ranks // nodes
-        self.channels = 2 * graphs["ring"].channels
-        steps = {"all_reduce": 2 * (ranks - 1), "broadcast": ranks, "reduce": ranks}
-        self.steps = steps.get(collective, ranks - 1)
+    collective: str
+    ranks: int
+    nodes: int
+    machine: _Machine
+    graphs: Mapping[str, Graph]
+    switches_add: bool
+
+    def __post_init__(self) -> None:
+        self.local = self.ranks // self.nodes
+        self.channels = 2 * self.graphs["ring"].channels
+        steps = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks, "reduce": self.ranks}
+        self.steps = steps.get(self.collective, self.ranks - 1)
 
     def has(self, algorithm: str, protocol: str) -> bool:
         """Whether NCCL considers the protocol by default; only LL128 depends on the graph."""

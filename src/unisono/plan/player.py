@@ -1,8 +1,6 @@
 """Animated schedules. The page holds the schedule in its compact form, the simulated time of every
 message and the position of every rank; assets/player.js works out the rest."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -5,8 +5,6 @@ each cache that may hold the bytes. Between two measured sizes, the cost of a by
 power of the size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Progress of commands that think for a while."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

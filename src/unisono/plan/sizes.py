@@ -1,7 +1,5 @@
 """Sizes as people write them: 8, 64K, 64M, 1G, and ranges of them like 8:1G."""
 
-from __future__ import annotations
-
 import re
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -1,7 +1,5 @@
 """The tables and charts of `unisono plan`, and the same as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, repeat

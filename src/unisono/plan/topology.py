@@ -141,84 +141,11 @@ class Topology:
         return min(self.cards, self.node_size) if self.nodes(ranks) > 1 else 1
 
 
-_HOP = "hop latencies: NCCL 2.30's tuner, LL128; reduction: a third of the memory's bandwidth"
-
-_H100 = Topology(
-    "h100",
-    node_size=8,
-    inside_latency_s=1.9e-6,
-    inside_bytes_per_s=450e9,
-    between_latency_s=8.5e-6,
-    card_bytes_per_s=50e9,
-    cards=8,
-    overhead_s=0.5e-6,
-    reduce_bytes_per_s=1100e9,
-    call_s=14e-6,
-    inside_switch_adds=True,
-    flops_per_s=989e12,
-    memory_bytes=80e9,
-    memory_bytes_per_s=3.35e12,
-    source="NVIDIA DGX H100: NVLink 4, 900 GB/s both ways, NVLink SHARP; 8 cards of 400 Gb/s "
-    f"InfiniBand NDR; {_HOP} (HBM3, 3.35 TB/s); overhead assumed",
-)
-# The next two are like an H100 in all that they do not set.
+_PRESETS = ("h100", "a100", "summit", "ethernet", "h100_sharp", "a100_sharp")
 PRESETS = {
-    "h100": _H100,
-    "a100": dataclasses.replace(
-        _H100,
-        name="a100",
-        inside_bytes_per_s=300e9,
-        card_bytes_per_s=25e9,
-        reduce_bytes_per_s=650e9,
-        inside_switch_adds=False,
-        flops_per_s=312e12,
-        memory_bytes_per_s=2.04e12,
-        source="NVIDIA DGX A100: NVLink 3, 600 GB/s both ways; 8 cards of 200 Gb/s InfiniBand HDR; "
-        f"{_HOP} (HBM2e, 2 TB/s); overhead assumed",
-    ),
-    "summit": dataclasses.replace(
-        _H100,
-        name="summit",
-        node_size=6,
-        inside_bytes_per_s=50e9,
-        card_bytes_per_s=12.5e9,
-        cards=2,
-        reduce_bytes_per_s=300e9,
-        inside_switch_adds=False,
-        flops_per_s=125e12,
-        memory_bytes=16e9,
-        memory_bytes_per_s=0.9e12,
-        source="Summit (ORNL, 2018): 6 V100 per node, NVLink 2, 50 GB/s each way between two; "
-        f"2 ports of 100 Gb/s InfiniBand EDR; {_HOP} (HBM2, 0.9 TB/s); overhead assumed",
-    ),
-    "ethernet": Topology(
-        "ethernet",
-        node_size=8,
-        inside_latency_s=1e-6,
-        inside_bytes_per_s=10e9,
-        between_latency_s=30e-6,
-        card_bytes_per_s=3.125e9,
-        cards=1,
-        overhead_s=2e-6,
-        reduce_bytes_per_s=10e9,
-        flops_per_s=100e9,
-        memory_bytes=16e9,
-        memory_bytes_per_s=10e9,
-        source="assumed: 8 processes per node on shared memory, one 25 Gb/s Ethernet card, TCP",
-    ),
+    name: Topology.from_toml(Path(__file__).parent / "topologies" / f"{name}.toml")
+    for name in _PRESETS
 }
-# The same machines in networks whose switches reduce.
-for _plain, _ports, _switches in (
-    ("h100", 64, "NVIDIA Quantum-2, 64 ports of 400 Gb/s, SHARPv3"),
-    ("a100", 40, "NVIDIA Quantum, 40 ports of 200 Gb/s, SHARPv2"),
-):
-    PRESETS[f"{_plain}_sharp"] = dataclasses.replace(
-        PRESETS[_plain],
-        name=f"{_plain}_sharp",
-        switch_ports=_ports,
-        switch_bytes_per_s=PRESETS[_plain].card_bytes_per_s,
-        source=f"{PRESETS[_plain].source}; switches: {_switches}, assumed to add at line rate",
-    )
 
 
 def find_topology(name: str) -> Topology:

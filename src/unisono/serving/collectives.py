@@ -2,8 +2,6 @@
 dictionaries of tensors between pipeline stages. Compiled models call operators; in eager ones the
 Communicator's own calls take less time."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Sequence

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import uuid
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +11,15 @@ from torch.distributed import distributed_c10d
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
 from unisono.comm.communicator import Communicator
+from unisono.processes import boot_id, namespace
 from unisono.serving.collectives import ServingCollectives
 
 _MEETING_S = 300.0
+_THE_SAME = (
+    *("all_reduce", "all_gather", "gather", "reduce_scatter", "reduce_scatterv"),
+    *("send_tensor_dict", "recv_tensor_dict"),
+)
+"""What vLLM calls as `ServingCollectives` has it."""
 
 
 class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
@@ -25,23 +29,13 @@ class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         comm = _join(self.cpu_group, self.rank_in_group, self.world_size, self.unique_name)
         comm.name = self.unique_name  # compiled models, which vLLM caches, call it by this name
-        self._collectives = ServingCollectives(comm)
+        self._comm, self._collectives = comm, ServingCollectives(comm)
         self.supports_tensor_dict = True
+        for name in _THE_SAME:
+            setattr(self, name, getattr(self._collectives, name))
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
         return False  # so that vLLM makes no shared memory of its own
-
-    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        return self._collectives.all_reduce(input_)
-
-    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return self._collectives.all_gather(input_, dim)
-
-    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        return self._collectives.gather(input_, dst, dim)
-
-    def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return self._collectives.reduce_scatter(input_, dim)
 
     def all_gatherv(
         self,
@@ -55,33 +49,20 @@ class UnisonoCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
             return [self._collectives.all_gatherv(tensor, sizes) for tensor in input_]
         return self._collectives.all_gatherv(input_, sizes)
 
-    def reduce_scatterv(
-        self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
-    ) -> torch.Tensor:
-        return self._collectives.reduce_scatterv(input_, dim, sizes)
-
     def send(self, tensor: torch.Tensor, dst: int | None = None) -> None:
-        comm = self._collectives.comm
-        comm.send(tensor, comm.next if dst is None else dst)
+        self._comm.send(tensor, self._comm.next if dst is None else dst)
 
     def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> torch.Tensor:
-        comm = self._collectives.comm
         tensor = torch.empty(size, dtype=dtype)
-        comm.recv(tensor, comm.prev if src is None else src)
+        self._comm.recv(tensor, self._comm.prev if src is None else src)
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        self._collectives.comm.broadcast(tensor, src)
+        self._comm.broadcast(tensor, src)
         return tensor
 
-    def send_tensor_dict(self, tensor_dict: dict[str, Any], dst: int) -> None:
-        self._collectives.send_tensor_dict(tensor_dict, dst)
-
-    def recv_tensor_dict(self, src: int) -> dict[str, Any]:
-        return self._collectives.recv_tensor_dict(src)
-
     def destroy(self) -> None:
-        self._collectives.comm.close()
+        self._comm.close()
 
 
 def _join(group: dist.ProcessGroup, rank: int, size: int, unique_name: str) -> Communicator:
@@ -96,5 +77,4 @@ def _join(group: dist.ProcessGroup, rank: int, size: int, unique_name: str) -> C
 
 def _where() -> tuple[str, int]:
     """What processes of one host have in common that can meet without a store."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return boot_id, os.stat("/proc/self/ns/net").st_ino
+    return boot_id(), namespace("net")

@@ -4,8 +4,6 @@ with UNISONO_REPLACE=gloo so do its data-parallel engines.
 vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`).
 """
 
-from __future__ import annotations
-
 import logging
 from datetime import timedelta
 from typing import Any

@@ -20,7 +20,6 @@ from unisono.comm.hosts.anywhere import connect
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
 from unisono.comm.meeting.makings import key_of, making
-from unisono.comm.routing import fresh_part
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, GroupsDiffer, UnisonoError
@@ -70,6 +69,8 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     if world is not None:
         store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]
     elif in_world:
+        from unisono.comm.routing import fresh_part
+
         store = fresh_part(Board(store, Deadline(timeout_s)), rank, size, name).torch_store()
     end = time.monotonic() + LATECOMERS_S
     doing = f"new_group([{', '.join(map(str, ranks))}])"

@@ -69,8 +69,7 @@ def ring_attention(
     comm = resolve(group)
     share = check_shapes(comm, "all_gather", query, key, value)
     check_ring(comm, order, inner_size)
-    width = query.shape[-1]
-    scale = width**-0.5 if scale is None else scale
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     options = _Options(causal, scale, order, inner_size or comm.size)
     if share == 1:
         return _Ring.apply(query, key, value, comm, options)  # type: ignore[no-any-return, no-untyped-call]
@@ -234,8 +233,7 @@ class _Ring(torch.autograd.Function):
             source = rings.source(turn, step)
             keys, values = widen(block).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
             pairs = visible(spans[comm.rank], spans[source], options.causal)
-            for rows, columns, is_cut in pairs:
-                here, there = (..., rows, slice(None)), (..., columns, slice(None))
+            for here, there, is_cut in pairs:
                 scores = _scores(wide[here], keys[there], options.scale, is_cut)
                 highest = torch.maximum(top[here], scores.amax(-1, keepdim=True))
                 old, weights = exp_less(top[here], highest), exp_less(scores, highest)
@@ -268,8 +266,7 @@ class _Ring(torch.autograd.Function):
             ours = torch.zeros_like(widen(block))
             key_slope, value_slope = ours.split_with_sizes(widths, -1)
             pairs = visible(ctx.spans[rings.comm.rank], ctx.spans[source], options.causal)
-            for rows, columns, is_cut in pairs:
-                here, there = (..., rows, slice(None)), (..., columns, slice(None))
+            for here, there, is_cut in pairs:
                 scores = _scores(wide[here], keys[there], options.scale, is_cut)
                 weights = (scores - log_sum[here]).exp()
                 inner_slope = weights * (slope[here] @ values[there].mT - own[here]) * options.scale

@@ -26,7 +26,7 @@ from unisono.errors import UnisonoError
 from unisono.math import HALF_DTYPES
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.contributions import ContributionRows
-from unisono.training.memory import shares_storage, zeros_for
+from unisono.training.memory import shares_storage, views_of, zeros_for
 
 Parameters: TypeAlias = (
     torch.nn.Module | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
@@ -119,8 +119,7 @@ class GradientBucket:
         self.views: list[torch.Tensor] = []  # of the flat tensor, one for each gradient
         if kept or comm.backend != "unisono":
             self.flat = zeros_for(comm, sum(sizes) + len(sizes), self.dtype, device)
-            *views, self.absent = torch.split(self.flat, [*sizes, len(sizes)])
-            self.views = [view.view_as(tensor) for view, tensor in zip(views, tensors, strict=True)]
+            self.views, self.absent = views_of(self.flat, tensors), self.flat[-len(sizes) :]
         else:
             self.absent = torch.zeros(len(sizes), dtype=self.dtype, device=device)
         self.wire = wire

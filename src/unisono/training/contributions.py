@@ -1,12 +1,11 @@
 """Micro-batches as contributions: gradients whose bits do not depend on the number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 
 from unisono.comm.communicator import Communicator
+from unisono.training.memory import views_of
 
 
 def share_of_contributions(count: int, comm: Communicator) -> range:
@@ -27,15 +26,9 @@ class ContributionRows:
     1 at its end for each gradient that it lacks."""
 
     def __init__(self, count: int, flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-        sizes = [tensor.numel() for tensor in tensors]
         self.rows = [torch.zeros_like(flat) for _ in range(count)]
-        self._views: list[list[torch.Tensor]] = []
-        self._absent: list[torch.Tensor] = []
-        for row in self.rows:
-            *views, absent = torch.split(row, [*sizes, len(sizes)])
-            pairs = zip(views, tensors, strict=True)
-            self._views.append([view.view_as(tensor) for view, tensor in pairs])
-            self._absent.append(absent)
+        self._views = [views_of(row, tensors) for row in self.rows]
+        self._absent = [row[-len(tensors) :] for row in self.rows]
 
     def start_over(self) -> None:
         for row, absent in zip(self.rows, self._absent, strict=True):

@@ -1,7 +1,5 @@
 """Signals deferred until a block that must not be interrupted is done."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

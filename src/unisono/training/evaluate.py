@@ -45,8 +45,7 @@ def gather_in_order(
     check_rank(comm, "gather", dst)
     numbers = _as_indices(comm, indices)
     mine = [_length(comm, results), len(numbers), _kind(results), total]
-    everyone = all_gather_object(mine, comm)
-    kind = _common_kind(comm, everyone)
+    kind = _common_kind(comm, all_gather_object(mine, comm))
     positions = _first_positions(comm, primitives.all_gather(numbers, comm), total)
     if kind == _LIST:
         lists = gather_object(list(results), dst, comm)

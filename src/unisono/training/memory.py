@@ -1,8 +1,7 @@
 """Memory that a group shares, and tensors that share storage."""
 
-from __future__ import annotations
-
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,6 +24,15 @@ def zeros_for(
         except SegmentError:  # raised on every rank: not enough memory
             pass
     return torch.zeros(length, dtype=dtype, device=device)
+
+
+def views_of(flat: torch.Tensor, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of a flat tensor, one after the other, in the shapes of these."""
+    views, begin = [], 0
+    for tensor in tensors:
+        views.append(flat[begin : begin + tensor.numel()].view(tensor.shape))
+        begin += tensor.numel()
+    return views
 
 
 def shares_storage(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from types import EllipsisType
 
 import torch
 
@@ -18,6 +19,8 @@ from unisono.comm.communicator import Communicator, Group
 from unisono.world.world import resolve
 
 ORDERS = ("contiguous", "zigzag")
+Rows = tuple[EllipsisType, slice, slice]
+"""The index of some positions in a tensor that ends with positions and width."""
 
 
 def shard_positions(
@@ -86,7 +89,7 @@ def _spans_of_ranks(length: int, size: int, order: str) -> list[list[range]]:
 
 def visible(
     queries: Sequence[range], keys: Sequence[range], causal: bool
-) -> Iterator[tuple[slice, slice, bool]]:
+) -> Iterator[tuple[Rows, Rows, bool]]:
     """Which rows of a rank's queries see which rows of a block of keys, and whether they see only
     those up to their own position."""
     for rows, mine in _placed(queries):
@@ -95,9 +98,9 @@ def visible(
                 yield rows, columns, causal and theirs.start == mine.start
 
 
-def _placed(spans: Sequence[range]) -> Iterator[tuple[slice, range]]:
+def _placed(spans: Sequence[range]) -> Iterator[tuple[Rows, range]]:
     end = 0
     for span in spans:
         begin, end = end, end + len(span)
         if span:
-            yield slice(begin, end), span
+            yield (..., slice(begin, end), slice(None)), span

@@ -18,7 +18,7 @@ from unisono.training import buckets
 from unisono.training.clipping import clip_grad_norm
 from unisono.training.contributions import share_of_contributions
 from unisono.training.deferral import defer_signals
-from unisono.training.memory import zeros_for
+from unisono.training.memory import views_of, zeros_for
 from unisono.world.world import resolve
 
 _BLOCK = 256
@@ -334,21 +334,14 @@ def _groups_of(parameters: Any) -> list[tuple[list[buckets.NamedParameter], dict
 
 
 def _make_row(comm: Communicator, parameters: list[buckets.NamedParameter], block: int) -> _Row:
-    first = parameters[0].tensor
-    sizes = [parameter.tensor.numel() for parameter in parameters]
-    length = -(-sum(sizes) // (comm.size * block)) * block
+    tensors = [parameter.tensor for parameter in parameters]
+    first = tensors[0]
+    length = -(-sum(tensor.numel() for tensor in tensors) // (comm.size * block)) * block
     whole = zeros_for(comm, length * comm.size, first.dtype, first.device)
     gradients = zeros_for(comm, length * comm.size, first.dtype, first.device)
-    parts, views = [], []
-    begin = 0
-    for parameter, size in zip(parameters, sizes, strict=True):
-        shape = parameter.tensor.shape
-        here = whole[begin : begin + size].view(shape)
-        here.copy_(parameter.tensor)
-        parameter.tensor.data = here
-        parts.append(here)
-        views.append(gradients[begin : begin + size].view(shape))
-        begin += size
+    parts, views = views_of(whole, tensors), views_of(gradients, tensors)
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.data = part.copy_(tensor)
     mine = whole.view(comm.size, length)[comm.rank]
     share = torch.nn.Parameter(mine.clone())
     share.grad = torch.zeros_like(share)

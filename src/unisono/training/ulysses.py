@@ -68,8 +68,7 @@ def ulysses_attention(
         comm.reject_call(call, "order and inner_size are for a ring: pass its ranks as context=")
     if ring is not None:
         check_ring(ring, order, inner_size)
-    width = query.shape[-1]
-    scale = width**-0.5 if scale is None else scale
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     lengths = [query.shape[-2]]
     if comm.size > 1:
         rows = all_gather_integers(comm, (query.shape[-2],), query.device)

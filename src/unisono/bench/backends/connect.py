@@ -1,10 +1,9 @@
 """Connect the backends of a run on every rank; missing ones are skipped, with a reason."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,15 +29,15 @@ START_MPI = "mpirun -n 2 python -m unisono bench --backends unisono,mpi"
 INSTALL_TORCH = "pip install torch, a build that has it: https://pytorch.org/get-started"
 
 
+@dataclass(frozen=True)
 class Connector:
     """Connects backends to their peers. `neighbours` are the ranks of this rank's host, `device` is
     where the tensors are, and `closing` closes what is made here."""
 
-    def __init__(
-        self, control: Control, neighbours: Sequence[int], device: str, closing: ExitStack
-    ) -> None:
-        self._control, self._comm = control, control.comm
-        self._neighbours, self._device, self._closing = neighbours, device, closing
+    control: Control
+    neighbours: Sequence[int]
+    device: str
+    closing: ExitStack
 
     def connect(
         self, names: Sequence[str], algorithms: Sequence[str]
@@ -54,7 +53,7 @@ class Connector:
             except Unsupported as error:
                 missing = error
             # One rank without it is enough: a group has all ranks or none.
-            here = self._control.gather(numpy.array([float(missing is None)]))[:, 0]
+            here = self.control.gather(numpy.array([float(missing is None)]))[:, 0]
             if here.all():
                 backends += made
             elif missing is not None:
@@ -65,10 +64,10 @@ class Connector:
         return backends, skipped
 
     def _ours(self, algorithms: Sequence[str]) -> Sequence[Backend]:
-        measured = self._comm.split(range(self._comm.size), "measured")
+        measured = self.control.comm.split(range(self.control.comm.size), "measured")
         assert measured is not None
-        self._closing.callback(measured.close)
-        return [Direct(measured, name, self._device) for name in algorithms or (None,)]
+        self.closing.callback(measured.close)
+        return [Direct(measured, name, self.device) for name in algorithms or (None,)]
 
     def _other(self, name: str) -> Backend:
         if name == "mpi":
@@ -78,28 +77,30 @@ class Connector:
         problem = backend_problem(backend)
         if problem:
             raise Unsupported(problem, INSTALL_TORCH)
-        device = self._device_for_nccl() if name == "nccl" else self._device
+        device = self._device_for_nccl() if name == "nccl" else self.device
         return ThroughTorch(name, self._torch_group(backend), device)
 
     def _torch_group(self, backend: str) -> Any:
         """A process group of all ranks, in addition to torch's default group."""
         if not dist.is_initialized():  # in a world that started without torch
-            make_default_group(self._comm, self._closing.enter_context(store_of(self._comm)))
-            self._closing.callback(dist.destroy_process_group)
+            make_default_group(
+                self.control.comm, self.closing.enter_context(store_of(self.control.comm))
+            )
+            self.closing.callback(dist.destroy_process_group)
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
-        self._closing.callback(partial(dist.destroy_process_group, group))
+        self.closing.callback(partial(dist.destroy_process_group, group))
         return group
 
     def _device_for_nccl(self) -> str:
         if not torch.cuda.is_available():
             raise Unsupported("this machine has no CUDA device")
-        gpus, ranks = torch.cuda.device_count(), len(self._neighbours)
+        gpus, ranks = torch.cuda.device_count(), len(self.neighbours)
         if gpus < ranks:
             raise Unsupported(f"NCCL needs a GPU per rank, but there are {gpus} for {ranks} ranks")
-        return take_gpu(self._neighbours.index(self._comm.rank))
+        return take_gpu(self.neighbours.index(self.control.comm.rank))
 
     def _mpi(self) -> Backend:
-        if self._device != "cpu":
+        if self.device != "cpu":
             raise Unsupported("MPI is measured on CPU tensors only")
         if importlib.util.find_spec("mpi4py") is None:
             raise Unsupported("mpi4py is not installed", INSTALL_MPI)
@@ -108,10 +109,10 @@ class Connector:
             raise Unsupported("MPI needs ranks that mpirun started", START_MPI)
         from mpi4py import MPI
 
-        world, size = MPI.COMM_WORLD, self._comm.size
+        world, size = MPI.COMM_WORLD, self.control.comm.size
         if world.size != size:
             raise Unsupported(f"mpirun started {world.size} ranks, but this run has {size}")
-        return Mpi(world.Split(0, self._comm.rank))
+        return Mpi(world.Split(0, self.control.comm.rank))
 
 
 def take_gpu(local_rank: int) -> str:

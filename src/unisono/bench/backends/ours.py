@@ -1,7 +1,5 @@
 """unisono's Communicator, called directly."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from functools import partial

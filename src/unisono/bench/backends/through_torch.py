@@ -1,7 +1,5 @@
 """Any process group of torch.distributed: gloo, nccl, and unisono as torch's backend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

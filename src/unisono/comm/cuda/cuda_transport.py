@@ -230,13 +230,7 @@ class Cuda(RowTransport):
         self._calls.follow(call, [row, *targets], total, plan, staged)
 
     def exchange_rows(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        from_each: Sequence[int],
-        to_each: Sequence[int],
-        width: int,
-        call: AnnouncedCall,
+        self, output: torch.Tensor, input: torch.Tensor, width: int, call: AnnouncedCall
     ) -> None:
         def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             sends = [[count * width for count in peer.sends] for peer in calls]
@@ -256,8 +250,8 @@ class Cuda(RowTransport):
             self._calls.run_engine(
                 call,
                 Operation.ALL_TO_ALL,
-                list(torch.split(arrived, list(from_each))),
-                list(torch.split(sent, list(to_each))),
+                list(torch.split(arrived, [count * width for count in call.takes])),
+                list(torch.split(sent, [count * width for count in call.sends])),
                 GPU_MARK,
             )
             self._staging.give(output, arrived)

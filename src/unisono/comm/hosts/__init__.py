@@ -4,7 +4,7 @@ anywhere.py           which transport ranks get that meet on a board
 making.py             how a group over several hosts is made
 hosts_transport.py    one member of it
 going_on.py           how the survivors form a new group after a death
-growing.py            how new processes on any host join a group
+growing.py            how new processes join a group, on one host or several
 placement.py          where the members of one group are
 contacts.py           how each rank is reached: its UCX worker and its control line
 ucx.py                which UCX carries data, and its settings

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono import variables
 from unisono.comm.meeting.board import Board, StoreGone
-from unisono.comm.meeting.identity import find_hosts
 from unisono.comm.meeting.membership import check_size
-from unisono.comm.meeting.outcome import Outcome
 from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
-# What only ranks of several hosts need is imported where it is used: others start faster.
+if TYPE_CHECKING:
+    from unisono.comm.meeting.outcome import Outcome
+
+# What one rank, or ranks of one host, do not need is imported where it is used: they start faster.
 
 
 def connect(
@@ -33,8 +34,10 @@ def connect(
     ranks = None if global_ranks is None else tuple(global_ranks) or tuple(range(size))
     if size == 1:
         return SharedMemory.alone(name, ranks, timeout_s)
-    hosts = find_hosts(board, rank, size, name)
-    if hosts.count == 1:
+    from unisono.comm.meeting.identity import find_hosts
+
+    hosts = None if board.is_of_one_host else find_hosts(board, rank, size, name)
+    if hosts is None or hosts.count == 1:
         how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
         return SharedMemory.connect(board, rank, size, **how)
     if variables.HOSTS.read() == "gloo":
@@ -57,7 +60,8 @@ def connect_once(
     `leads` settles. Raises Departed if the group is not made."""
     made: Transport | None = None
     try:
-        made = connect(board.until(outcome.deadline, outcome.check), rank, size, **how)
+        board = board.until(outcome.deadline, outcome.check, outcome.settle)
+        made = connect(board, rank, size, **how)
         if not (outcome.settle(True) if leads else outcome.wait()):
             raise Departed(f"a member left while group {how['name']} was made")
     except BaseException as error:

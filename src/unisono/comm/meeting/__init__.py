@@ -8,7 +8,6 @@ membership.py      how a process becomes a member of a new group: it leads, or f
 makings.py         whether the groups that ranks make at the same time fit together
 outcome.py         whether a new group is made, settled once
 survivors.py       which ranks survive a death, and form a new group
-growing.py         how new processes join an existing group
 leading.py         rank 0's part: receive the others, make the segment, pass it on
 announcements.py   how rank 0 of one host announces itself on a board
 meeting_points.py  which file that is, for the children of one process, or by a name

@@ -41,7 +41,8 @@ def clear(board: Board, announcement: Announcement) -> None:
 
 def object_to(board: Board, announcement: Announcement, reason: str) -> None:
     """Tell rank 0, which made this announcement, why another rank cannot join, if possible."""
-    board.set(f"unisono/objection/{announcement['address']}", reason)
+    with contextlib.suppress(RendezvousError):
+        board.set(f"unisono/objection/{announcement['address']}", reason)
 
 
 def objection_to(board: Board, announcement: Announcement) -> str:

@@ -11,25 +11,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import fcntl
+import json
 import os
 import queue
 import socket
 import stat
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from unisono import variables
-from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline, in_seconds
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, LONGEST_PAUSE_S, Deadline, in_seconds
 from unisono.comm.meeting.makings import ASKS_A_STORE
-from unisono.comm.meeting.unix_socket import descriptors_needed
+from unisono.comm.meeting.unix_socket import Departed, descriptors_needed
 from unisono.errors import RendezvousError
 
 LEADER = "unisono/0"
 """The name under which the rank that leads a meeting announces itself."""
 _SEALED = "\x1f"
 _GLANCE_S = 0.2
+_LOCKED_S = 10.0
 _ADVICE = (
     "Set UNISONO_JOB_SECRET to the same text on every rank, or on none; if it already is, a "
     "foreign process has written to the store: keep it where only the job's hosts reach it"
@@ -83,7 +87,14 @@ def answer_within(
 
 class Board:
     """A part of a torch Store, at a `path`. Who meets there waits until a `deadline`, which also
-    limits requests, and calls `check` meanwhile, which raises if the others will not come."""
+    limits requests, and calls `check` meanwhile, which raises if the others will not come.
+    `settles` decides once and for all, for them, whether the group is made, and returns that."""
+
+    is_of_one_host = False
+    """Whether only processes of one host can reach it."""
+    longest_pause_s = LONGEST_PAUSE_S
+    """Between two looks at it."""
+    settles: Callable[[bool], bool | None] | None = None
 
     def __init__(
         self,
@@ -92,7 +103,8 @@ class Board:
         check: Callable[[], None] = lambda: None,
         path: str = "",
     ) -> None:
-        self.store, self.path = store, path
+        self.store: Any = store
+        self.path = path
         self.deadline = deadline or Deadline(JOIN_TIMEOUT_S)
         self.check = check
         self._secret = b"" if store is None else variables.job_secret()
@@ -103,10 +115,15 @@ class Board:
         made.path += f"{name}/"
         return made
 
-    def until(self, deadline: Deadline, check: Callable[[], None] = lambda: None) -> Board:
+    def until(
+        self,
+        deadline: Deadline,
+        check: Callable[[], None] = lambda: None,
+        settles: Callable[[bool], bool | None] | None = None,
+    ) -> Board:
         """The same one, with other limits."""
         made = copy.copy(self)
-        made.deadline, made.check = deadline, check
+        made.deadline, made.check, made.settles = deadline, check, settles
         return made
 
     def hidden(self, key: bytes) -> Board:
@@ -244,9 +261,12 @@ def _keyed_hash(key: bytes, text: str) -> str:
 
 
 class FileBoard(Board):
-    """A board in a file: a path that all ranks know, or a descriptor that all inherited. It has
-    room for the leader's announcement only; other texts are dropped. Files at `others` are read
-    too, if there is nothing in the first, and never written."""
+    """A board in a file of this user: a path that all ranks know, or a descriptor that all have
+    inherited. It begins with the leader's announcement and ends with that: nothing else can be
+    written before or after. Files at `others` count if there is nothing in the first."""
+
+    is_of_one_host = True
+    longest_pause_s = 0.005
 
     def __init__(
         self,
@@ -256,12 +276,27 @@ class FileBoard(Board):
         check: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(None, deadline, check)
+        self.store = _TextFile(where, others)
+
+    def get(self, name: str) -> str:
+        return str(self.store.get(self._key(name)).decode())
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:
+        return ask()
+
+
+class _TextFile:
+    """Texts by name in a file, with the methods of a torch Store that a board needs. The first line
+    is the leader's announcement, the rest a JSON object with all others."""
+
+    def __init__(self, where: str | os.PathLike[str] | int, others: Sequence[Path]) -> None:
         self._where, self._others = where, others
 
-    def set(self, name: str, text: str) -> None:
-        if name != LEADER:
-            return
-        if isinstance(self._where, int):
+    def set(self, key: str, text: str) -> None:
+        if key != LEADER:
+            with self._texts(to_change=True) as texts:
+                texts[key] = text
+        elif isinstance(self._where, int):
             os.ftruncate(self._where, 0)
             os.pwrite(self._where, text.encode(), 0)
         elif text:
@@ -270,16 +305,72 @@ class FileBoard(Board):
             for path in (self._where, *self._others):
                 Path(path).unlink(missing_ok=True)
 
-    def get(self, name: str) -> str:
-        if name != LEADER:
-            return ""
-        if isinstance(self._where, int):
-            return os.pread(self._where, 1 << 16, 0).decode(errors="replace")
-        found = _read_own_file(self._where)
-        for path in self._others:
-            with contextlib.suppress(RendezvousError):
-                found = found or _read_own_file(path)
-        return found
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self.multi_get(keys))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        with self._texts() as texts:
+            return [texts.get(key, "").encode() for key in keys]
+
+    def add(self, key: str, count: int) -> int:
+        with self._texts(to_change=True) as texts:
+            texts[key] = str(int(texts.get(key, 0)) + count)
+            return int(texts[key])
+
+    def compare_set(self, key: str, expected: str, text: str) -> bytes:
+        with self._texts(to_change=True) as texts:
+            if texts.get(key, "") == expected:
+                texts[key] = text
+            return texts.get(key, "").encode()
+
+    @contextlib.contextmanager
+    def _texts(self, to_change: bool = False) -> Iterator[dict[str, str]]:
+        """What is there, locked meanwhile; what the caller changes is written. Raises Departed if
+        there is nothing to change."""
+        with contextlib.ExitStack() as stack:
+            announcement = rest = ""
+            for path in (self._where, *self._others):
+                with contextlib.suppress(*(() if path is self._where else (RendezvousError,))):
+                    descriptor = _open_own(path, os.O_RDWR if to_change else os.O_RDONLY)
+                    stack.callback(os.close, descriptor)
+                    _lock(descriptor, fcntl.LOCK_EX if to_change else fcntl.LOCK_SH)
+                    found = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+                    announcement, _, rest = found.decode(errors="replace").partition("\n")
+                if announcement:
+                    break
+            if to_change and not announcement:
+                raise Departed(f"the meeting at {self._where} is over")
+            texts = {LEADER: announcement}
+            with contextlib.suppress(ValueError):  # its writer was killed
+                texts |= json.loads(rest or "{}")
+            yield texts
+            if to_change:
+                del texts[LEADER]
+                changed = f"{announcement}\n{json.dumps(texts)}".encode()
+                os.pwrite(descriptor, changed, 0)
+                os.ftruncate(descriptor, len(changed))
+
+
+def _lock(descriptor: int, how: int) -> None:
+    """Lock a file, unless its file system has no locks: there nobody but the leader writes."""
+    limit = Deadline(_LOCKED_S)
+    while True:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not limit.left_s():
+                raise RendezvousError(
+                    f"a process has locked a rendezvous file for {in_seconds(_LOCKED_S)}: is it "
+                    "stopped?"
+                ) from error
+            time.sleep(0.001)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _replace(path: Path, text: str) -> None:
@@ -300,20 +391,20 @@ def _replace(path: Path, text: str) -> None:
         ) from error
 
 
-def _read_own_file(path: str | os.PathLike[str]) -> str:
-    """The contents of a file of this user, empty if there is none."""
+def _open_own(path: str | os.PathLike[str] | int, how: int) -> int:
+    """Open a file of this user. There is nothing in what it opens instead of a missing one."""
+    if isinstance(path, int):
+        return os.dup(path)
     try:  # without waiting: it may be a FIFO without a writer
         with descriptors_needed():
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-            return os.read(descriptor, 1 << 16).decode(errors="replace")
-        finally:
+            descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             os.close(descriptor)
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return descriptor
     except FileNotFoundError:
-        return ""
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise RendezvousError(
             f"the rendezvous file {path} cannot be read: {error.strerror}; it must be a file of "

@@ -20,7 +20,7 @@ QUIET_S = 5.0
 """A rank that has waited for this long logs which ranks are missing."""
 
 _FOR_EVER_S = 1e8  # the timeouts of sockets and stores cannot be much longer
-_LONGEST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.05
 
 _log = logging.getLogger("unisono")
 
@@ -57,13 +57,20 @@ class Waiting:
     """A rank's wait for the others of a new group, up to a deadline."""
 
     def __init__(
-        self, rank: int, size: int, group: str, deadline: Deadline, pause_s: float = 0.0001
+        self,
+        rank: int,
+        size: int,
+        group: str,
+        deadline: Deadline,
+        pause_s: float = 0.0001,
+        longest_pause_s: float = LONGEST_PAUSE_S,
     ) -> None:
         self._rank, self._size, self._group = rank, size, group
         self._deadline = deadline
         self._quiet = Deadline(QUIET_S)
         self._has_spoken = False
-        self._pause_s = pause_s
+        self._pause_s = self._first_pause_s = pause_s
+        self._longest_pause_s = longest_pause_s
 
     def is_long(self) -> bool:
         return not self._quiet.left_s()
@@ -98,8 +105,12 @@ class Waiting:
         if missing:
             self.say(missing, self._size - len(missing))
 
+    def hurry(self) -> None:
+        """The others are there: check as often as at first."""
+        self._pause_s = self._first_pause_s
+
     def pause(self) -> None:
         """Sleep before the next check, a little longer each time."""
         makings.look()
         time.sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
+        self._pause_s = min(self._pause_s * 1.5, self._longest_pause_s)

@@ -50,11 +50,16 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def meeting_by_name(name: str, rank: int, board: Board | None) -> Iterator[Board]:
+def meeting_by_name(name: str, rank: int | None, board: Board | None) -> Iterator[Board]:
     """Where processes that know the name announce themselves: on a board, or in a file. Not in a
-    folder that the environment names: a service and a shell of one user have different ones."""
+    folder that the environment names: a service and a shell of one user have different ones. A
+    `rank` is claimed meanwhile."""
     if board is not None:
         yield board.part(f"unisono/join/{name}")
+        return
+    place = FileBoard(*(folder / file_of(name) for folder in _folders()))
+    if rank is None:
+        yield place
         return
     complaint = (
         f"another process is joining {name!r} as rank {rank} right now: each rank must be one "
@@ -63,7 +68,7 @@ def meeting_by_name(name: str, rank: int, board: Board | None) -> Iterator[Board
     with _claim_name(f"{file_of(name)}-{rank}", complaint):
         if rank == 0:
             _remove_stale_files()
-        yield FileBoard(*(folder / file_of(name) for folder in _folders()))
+        yield place
 
 
 def file_of(name: str) -> str:

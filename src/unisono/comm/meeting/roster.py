@@ -21,6 +21,7 @@ from typing import Any
 from unisono import variables
 from unisono.comm.meeting.board import Board, Foreign
 from unisono.comm.meeting.deadline import Waiting
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.errors import RendezvousError, name_ranks
 
 Entry = dict[str, Any]
@@ -99,7 +100,8 @@ class Roster:
         about |= {"machine": machine, "host": variables.HOSTID.read() or machine}
         self.mine: Entry = {**says, **about}
         self._text = json.dumps(self.mine)
-        self._waiting = Waiting(rank, size, group, board.deadline, _PAUSE_S)
+        pauses_s = _PAUSE_S, board.longest_pause_s
+        self._waiting = Waiting(rank, size, group, board.deadline, *pauses_s)
 
     def publish(self) -> None:
         self.board.set(str(self.rank), self._text)
@@ -144,6 +146,7 @@ class Roster:
                 if token not in agreed:
                     agreed[token] = here
                     self.board.set(wanted[self.rank], "agreed")
+                    self._waiting.hurry()
             for token, here in agreed.items():  # even if others have joined since
                 if self.board.has(self._names(token)):
                     return token, here
@@ -153,7 +156,7 @@ class Roster:
             self.wait(partial(self.missing, wanted))
 
     def leave(self) -> None:
-        with contextlib.suppress(Foreign):  # there is a reason already
+        with contextlib.suppress(Foreign, Departed):  # there is a reason already
             self.board.compare_set(str(self.rank), self._text, _LEFT)
 
     def _compare_sizes(self, here: list[Entry]) -> None:

@@ -87,15 +87,10 @@ class RowTransport(Transport):
 
     @abstractmethod
     def exchange_rows(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        from_each: Sequence[int],
-        to_each: Sequence[int],
-        width: int,
-        call: AnnouncedCall,
+        self, output: torch.Tensor, input: torch.Tensor, width: int, call: AnnouncedCall
     ) -> None:
-        """Send each rank its number of bytes of `input`, and receive each rank's."""
+        """Send each rank its part of `input`, and receive each rank's: bytes, of which an element
+        has `width`. The call says how many elements."""
 
     @abstractmethod
     def meet(self, call: AnnouncedCall) -> None:
@@ -224,14 +219,7 @@ def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | Non
         arriving = to[0] if len(to) == 1 else empty.new_empty(sum(takes) * width)
         if overlap(arriving, message):
             message = message.clone()
-        transport.exchange_rows(
-            arriving,
-            message,
-            [taken * width for taken in takes],
-            [sent * width for sent in sends],
-            width,
-            announced,
-        )
+        transport.exchange_rows(arriving, message, width, announced)
         if to:
             copy_into(arriving, to)
         write_back_all(outputs, rows)

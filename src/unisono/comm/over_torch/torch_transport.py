@@ -280,18 +280,12 @@ class OverTorch(RowTransport):
         wait_for([self._begin_broadcast(row, root, call) for root, row in enumerate(targets)])
 
     def exchange_rows(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        from_each: Sequence[int],
-        to_each: Sequence[int],
-        width: int,
-        call: AnnouncedCall,
+        self, output: torch.Tensor, input: torch.Tensor, width: int, call: AnnouncedCall
     ) -> None:
         is_new = hasattr(self._held.group, "all_to_all_single")
         name = "all_to_all_single" if is_new else "alltoall_base"
-        given = output, input, list(from_each), list(to_each)
-        self._held.run(name, call.timeout_s, c10d.AllToAllOptions(), *given)
+        sizes = ([count * width for count in counts] for counts in (call.takes, call.sends))
+        self._held.run(name, call.timeout_s, c10d.AllToAllOptions(), output, input, *sizes)
 
     def meet(self, call: AnnouncedCall) -> None:
         if self._checks:  # all ranks have already met

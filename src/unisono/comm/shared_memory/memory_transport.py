@@ -8,7 +8,7 @@ from array import array
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.engine import OF_PROGRAM, OF_SURVIVORS, open_group
+from unisono.comm.engine import OF_PROGRAM, open_group
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.meeting.membership import JoinRequest, Member, Membership, meet_at, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
@@ -17,7 +17,7 @@ from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.tensors import address_of, count
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.comm.work import Work
-from unisono.errors import GroupError, RendezvousError, SegmentError
+from unisono.errors import GroupError, SegmentError
 from unisono.failures import load_soon
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from unisono.comm.shared_tensors import Memory
     from unisono.plan.schedule import Schedule
 
-GROWTHS = 64  # one of the decisions that a segment keeps is for growing
 _MOST_BYTES = 2**63 - 1  # the most that a rank can ask for; none gets so much
 
 
@@ -40,7 +39,6 @@ class SharedMemory(EngineTransport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
     is_on_one_host = True
-    _growths = 0
 
     @cached_property
     def _compiled(self) -> dict[_How, tuple[str | Schedule, int, int | None, bytes]]:
@@ -63,7 +61,10 @@ class SharedMemory(EngineTransport):
         """Meet the other `size - 1` ranks, which are on this host, on a board and make a group
         with them. `payload` is what this rank publishes to the others: `payloads` has all
         ranks'."""
-        request = JoinRequest(name, rank, size, board.deadline, timeout_s, payload, board.check)
+        request = JoinRequest(
+            *(name, rank, size, board.deadline, timeout_s, payload, board.check),
+            settle=board.settles,
+        )
         with contextlib.closing(RendezvousServer()) as server:
             membership = meet_by(board, server, request)
             load_soon(*NEEDED_LATER)
@@ -157,33 +158,6 @@ class SharedMemory(EngineTransport):
             settle=attempt.settle,
         )
         return meet_at(before.members[attempt.members[0]].address, server, request)
-
-    def grow(
-        self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
-    ) -> Transport:
-        from unisono.comm.meeting.growing import admit, number_newcomers
-
-        self.raise_if_ended()
-        server = self.server()
-        self._growths += 1
-        serial = GROWTHS * self._growths
-
-        def settle(made: bool) -> bool:
-            return self.group.decide(OF_SURVIVORS, serial, int(made)) == 1
-
-        about = {"global_ranks": self.global_ranks, "generation": generation}
-        address = self.membership.members[0].address
-        try:
-            membership, growth = admit(
-                self, server, address, name, meeting, count, limit_s, about, settle
-            )
-        except (GroupError, RendezvousError):
-            raise
-        except BaseException as error:  # the others wait for this rank
-            self.abort(f"growing failed: {type(error).__name__}")
-            raise
-        global_ranks = number_newcomers(self.global_ranks, growth.places)
-        return SharedMemory(membership, server, name, global_ranks, self.timeout_s)
 
     # -- memory that all ranks map -----------------------------------------------------------------
 

@@ -10,8 +10,6 @@ models.py         chapters 13 to 15: tensor, pipeline and expert parallelism
 planning.py       chapters 16 to 18: memory, the roofline of communication, layouts
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

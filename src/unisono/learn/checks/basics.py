@@ -1,8 +1,7 @@
 """Chapters 1 to 6: ranks, collectives, algorithms, messages."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,24 +93,19 @@ def _tree(size: float, n: int, latency: float, bandwidth: float) -> float:
     return 2 * math.log2(n) * (latency + size / bandwidth)
 
 
+def _compare_times(name: str, get: Callable[..., float], wanted: Callable[..., float]) -> None:
+    for case in ((size, *network) for network in NETWORKS for size in (8.0, 1e6, 1e9)):
+        require_equal(get(*case), wanted(*case), f"{name}{case}")
+
+
 def ring_time(exercise: Exercise) -> None:
     """A ring has 2 (n - 1) steps of size / n bytes each."""
-    for network in NETWORKS:
-        for size in (8.0, 1e6, 1e9):
-            expected = _ring(size, *network)
-            require_equal(
-                exercise.ring_time(size, *network), expected, f"ring_time{(size, *network)}"
-            )
+    _compare_times("ring_time", exercise.ring_time, _ring)
 
 
 def tree_time(exercise: Exercise) -> None:
     """A tree has 2 log2(n) steps of size bytes each."""
-    for network in NETWORKS:
-        for size in (8.0, 1e6, 1e9):
-            expected = _tree(size, *network)
-            require_equal(
-                exercise.tree_time(size, *network), expected, f"tree_time{(size, *network)}"
-            )
+    _compare_times("tree_time", exercise.tree_time, _tree)
 
 
 def crossover(exercise: Exercise) -> None:

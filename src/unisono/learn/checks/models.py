@@ -1,7 +1,5 @@
 """Chapters 13 to 15: tensor, pipeline and expert parallelism."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

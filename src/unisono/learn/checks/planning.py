@@ -1,7 +1,5 @@
 """Chapters 16 to 18: memory, the roofline of communication, layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from unisono.learn.checks.requirements import require, require_equal

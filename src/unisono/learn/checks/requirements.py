@@ -1,7 +1,5 @@
 """What checks are written with: comparisons, and a Communicator that records what it is asked."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

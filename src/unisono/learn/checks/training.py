@@ -1,7 +1,5 @@
 """Chapters 7 to 12: overlap, groups, optimizers, attention, weights, mistakes."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

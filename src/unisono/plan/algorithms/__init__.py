@@ -3,21 +3,8 @@
 Importing this package registers them all; `unisono.plan.catalog` lists them.
 """
 
-from unisono.plan.algorithms import (  # noqa: F401 - importing registers them
-    binary_trees,
-    binomial,
-    bruck,
-    chain,
-    direct,
-    dissemination,
-    hierarchical,
-    lanes,
-    mates,
-    nccl_tree,
-    pairwise,
-    pat,
-    recursive,
-    ring,
-    ring_2d,
-    scatter_gather,
-)
+import importlib
+import pkgutil
+
+for _page in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_page.name}")

@@ -23,8 +23,6 @@ busy. With d = floor(lg n) levels below the root of a heap:
 | double_tree | broadcast, reduce | ceil(lg n) + pieces - 1   | at most 1        | n - 1          |
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +40,7 @@ def all_reduce(ranks: int, pieces: int = 1) -> Schedule:
 
 @algorithm_both_ways("broadcast", "binary_tree")
 def broadcast(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    return _broadcast_along([heap(ranks)], "binary_tree", root, pieces)
+    return broadcast_along([heap(ranks)], "binary_tree", root, pieces)
 
 
 @algorithm("all_reduce", "double_tree")
@@ -54,7 +52,7 @@ def all_reduce_double(ranks: int, pieces: int = 1) -> Schedule:
 @algorithm_both_ways("broadcast", "double_tree")
 def broadcast_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
     """Every rank ends up with the root's tensor; both trees have the same root."""
-    return _broadcast_along(trees_below_root(ranks), "double_tree", root, pieces)
+    return broadcast_along(trees_below_root(ranks), "double_tree", root, pieces)
 
 
 # -- the trees -----------------------------------------------------------------------------------
@@ -122,7 +120,7 @@ def all_reduce_along(trees: list[Ranks], name: str, pieces: int) -> Schedule:
     return Schedule.from_steps("all_reduce", name, len(trees[0]), chunks, steps)
 
 
-def _broadcast_along(trees: list[Ranks], name: str, root: int, pieces: int) -> Schedule:
+def broadcast_along(trees: list[Ranks], name: str, root: int, pieces: int) -> Schedule:
     ranks = len(trees[0])
     moves = []
     for number, tree in enumerate(trees):

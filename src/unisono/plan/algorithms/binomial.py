@@ -13,8 +13,6 @@ and scatter run backwards; all_reduce is a reduction to rank 0 and a broadcast f
 | all_reduce          | 2 ceil(lg n) | ceil(lg n), rank 0                | 2(n - 1)          |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.reverse import algorithm_both_ways, backwards
@@ -26,7 +24,7 @@ from unisono.plan.schedule import Schedule, Step
 def broadcast(ranks: int, root: int = 0) -> Schedule:
     """Every rank ends up with the root's tensor. Near ranks come last, which stay inside a node."""
     steps = []
-    for distance in _distances(ranks):
+    for distance in reversed(powers_of_two(ranks)):
         sender = np.arange(0, ranks - distance, 2 * distance)
         source, destination = (sender + root) % ranks, (sender + distance + root) % ranks
         steps.append(Step.of(source, destination, 0, "copy"))
@@ -37,7 +35,7 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
 def scatter(ranks: int, root: int = 0) -> Schedule:
     """Rank r ends up with chunk r of the root: each sender sends the far half of what it has."""
     steps = []
-    for distance in _distances(ranks):
+    for distance in reversed(powers_of_two(ranks)):
         sender = np.arange(0, ranks - distance, 2 * distance)
         receiver = sender + distance
         count = np.minimum(distance, ranks - receiver)
@@ -53,6 +51,6 @@ def all_reduce(ranks: int) -> Schedule:
     return Schedule("all_reduce", "binomial", ranks, 1, phases)
 
 
-def _distances(ranks: int) -> list[int]:
-    """Powers of two below `ranks`, the largest first."""
-    return [1 << bit for bit in reversed(range((ranks - 1).bit_length()))]
+def powers_of_two(ranks: int) -> list[int]:
+    """Those below `ranks`, the smallest first."""
+    return [1 << bit for bit in range((ranks - 1).bit_length())]

@@ -14,10 +14,9 @@ each chunk is sent lg n / 2 times.
 (The last is lg n / 2 for powers of two.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
+from unisono.plan.algorithms.binomial import powers_of_two
 from unisono.plan.algorithms.reverse import algorithm_both_ways
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
@@ -28,7 +27,7 @@ def all_gather(ranks: int) -> Schedule:
     rank = np.arange(ranks)
     steps = [
         Step.wrapping(rank, (rank - far) % ranks, rank, "copy", min(far, ranks - far), chunks=ranks)
-        for far in _distances(ranks)
+        for far in powers_of_two(ranks)
     ]
     return Schedule.from_steps("all_gather", "bruck", ranks, ranks, steps)
 
@@ -37,14 +36,10 @@ def all_gather(ranks: int) -> Schedule:
 def all_to_all(ranks: int) -> Schedule:
     origin = np.arange(ranks)[:, None]
     steps = []
-    for far in _distances(ranks):
+    for far in powers_of_two(ranks):
         distance = np.flatnonzero(np.arange(ranks) & far)
         position = (origin + distance % far) % ranks
         chunk = origin * ranks + (origin + distance) % ranks
         to = (position + far) % ranks
         steps.append(Step.of(position.ravel(), to.ravel(), chunk.ravel(), "copy"))
     return Schedule.from_steps("all_to_all", "bruck", ranks, ranks * ranks, steps)
-
-
-def _distances(ranks: int) -> list[int]:
-    return [1 << bit for bit in range((ranks - 1).bit_length())]

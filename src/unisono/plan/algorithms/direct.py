@@ -13,8 +13,6 @@ linear.
 (In all_gather a rank sends its own chunk n - 1 times.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

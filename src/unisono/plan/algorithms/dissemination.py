@@ -8,10 +8,9 @@ steps each rank has heard from every other, directly or not. The messages are em
 | ceil(lg n) | ceil(lg n) messages |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
+from unisono.plan.algorithms.binomial import powers_of_two
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
@@ -19,8 +18,5 @@ from unisono.plan.schedule import Schedule, Step
 @algorithm("barrier", "dissemination")
 def barrier(ranks: int) -> Schedule:
     rank = np.arange(ranks)
-    steps = [
-        Step.of(rank, (rank + (1 << bit)) % ranks, 0, "reduce")
-        for bit in range((ranks - 1).bit_length())
-    ]
+    steps = [Step.of(rank, (rank + far) % ranks, 0, "reduce") for far in powers_of_two(ranks)]
     return Schedule.from_steps("barrier", "dissemination", ranks, 1, steps)

@@ -10,23 +10,17 @@ needs nodes of equal size. With p the largest power of two up to m:
 | 2 (if g > 1) + 2 lg p (+2)| 2(g - 1) / g          | 2(m - 1) / (m g)         |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms import recursive
-from unisono.plan.catalog import algorithm
+from unisono.plan.catalog import algorithm, check_nodes
 from unisono.plan.schedule import Action, Schedule, Step
 
 
 @algorithm("all_reduce", "hierarchical")
 def all_reduce(ranks: int, node_size: int = 1) -> Schedule:
     """Ranks 0 to node_size - 1 are the first node. Raises ValueError if they do not fill nodes."""
-    if node_size < 1 or ranks % max(node_size, 1):
-        raise ValueError(
-            f"hierarchical needs nodes of equal size: {ranks} ranks do not fill nodes of "
-            f"{node_size}"
-        )
+    check_nodes("hierarchical needs", ranks, node_size)
     between = recursive.all_reduce_halving(ranks // node_size)
     share = between.chunks
     local = np.arange(node_size)

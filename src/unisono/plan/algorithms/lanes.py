@@ -13,13 +13,11 @@ hosts may differ in size. The cost with h hosts of g ranks, both above 1, and p 
 | broadcast      | p + h     | (g - 1) / g         | 1 / g, host to host |
 | all_gather     | p + 1     | (g - 1) / g         | (h - 1) / (h g)     |
 | reduce_scatter | p + 1     | (g - 1) / g         | (h - 1) / (h g)     |
-| all_to_all     | p + 1     | (g - 1) / g         | (h - 1) / h         |
+| all_to_all     | p + 1     | (g - 1) / (h g)     | (h - 1) / h         |
 
 The root of a broadcast sends g - 1 inside. In a reduction, ranks without a lane send less. With
 hosts of different sizes all_gather and reduce_scatter take one more step, inside.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -133,26 +131,16 @@ def reduce_scatter(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> S
 
 @algorithm("all_to_all", "lanes", most_ranks=512)
 def all_to_all(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends up with what each rank had for it. A rank sends all that it has for another
-    host to one rank there, its mate; each then shares what it got, and its own, inside its host."""
+    """Every rank ends up with what each rank had for it, directly from that rank: inside a host all
+    at once, from other hosts in pieces."""
     hosts = hosts_of(ranks, node_size)
-    between = [
-        (source, there[index % len(there)], (source * ranks + to) * pieces, 1)
-        for host in hosts
-        for index, source in enumerate(host)
-        for there in hosts
-        if there is not host
-        for to in there
-    ]
-    inside = [
-        (source, to, (origin * ranks + to) * pieces, 1)
-        for number, host in enumerate(hosts)
-        for index, source in enumerate(host)
-        for origin in origins_of(hosts, number, index)
-        for to in host
-    ]
-    stages = [make_step(between, "copy"), make_step(inside, "copy")]
-    steps = pipeline(stages, pieces, 1, pieces)
+    number = {rank: number for number, host in enumerate(hosts) for rank in host}
+    pairs = [(source, to, (source * ranks + to) * pieces) for source in number for to in number]
+    inside = [(*pair, pieces) for pair in pairs if number[pair[0]] == number[pair[1]]]
+    between = [(*pair, 1) for pair in pairs if number[pair[0]] != number[pair[1]]]
+    first = make_step(inside, "copy")
+    piped = pipeline([make_step(between, "copy")], pieces, 1, pieces)
+    steps = [first, *piped] if len(first) else piped
     return Schedule.from_steps("all_to_all", "lanes", ranks, ranks * ranks * pieces, steps)
 
 
@@ -227,19 +215,3 @@ def pipeline(stages: Sequence[Step], pieces: int, shift: int, within: int) -> li
         steps.append(Phase(at(time), repeats, shift, within) if repeats > 1 else at(time))
         time += repeats
     return steps
-
-
-def mate_on(host: Sequence[int], index: int) -> int:
-    """The rank of another host to which this host's index-th rank sends all that is for it."""
-    return host[index % len(host)]
-
-
-def origins_of(hosts: Hosts, number: int, index: int) -> list[int]:
-    """Whose data a rank forwards inside its host: its own, then that of the ranks whose mate it
-    is."""
-    here = hosts[number]
-    found = [here[index]]
-    for other, ranks in enumerate(hosts):
-        if other != number:
-            found += [rank for at, rank in enumerate(ranks) if at % len(here) == index]
-    return found

@@ -15,9 +15,9 @@ buffers to keep parts in: with it, all_reduce and reduce_scatter would add in a 
 each rank.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from unisono.plan.algorithms.lanes import Hosts, hosts_of, make_step, mate_on, origins_of
+from unisono.plan.algorithms.lanes import Hosts, hosts_of, make_step
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
@@ -95,3 +95,19 @@ def _to_mates(hosts: Hosts) -> list[tuple[int, int]]:
 
 def _inside(hosts: Hosts) -> list[tuple[int, int]]:
     return [(source, to) for host in hosts for source in host for to in host]
+
+
+def mate_on(host: Sequence[int], index: int) -> int:
+    """The rank of another host to which this host's index-th rank sends all that is for it."""
+    return host[index % len(host)]
+
+
+def origins_of(hosts: Hosts, number: int, index: int) -> list[int]:
+    """Whose data a rank forwards inside its host: its own, then that of the ranks whose mate it
+    is."""
+    here = hosts[number]
+    found = [here[index]]
+    for other, ranks in enumerate(hosts):
+        if other != number:
+            found += [rank for at, rank in enumerate(ranks) if at % len(here) == index]
+    return found

@@ -13,23 +13,18 @@ With g ranks in each of m nodes:
 The steps are for even m; an odd m may save two.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.algorithms.binary_trees import Ranks, all_reduce_along, both_trees
 from unisono.plan.algorithms.ring import check_size, far_first
-from unisono.plan.catalog import algorithm
+from unisono.plan.catalog import algorithm, check_nodes
 from unisono.plan.schedule import Schedule
 
 
 @algorithm("all_reduce", "nccl_tree")
 def all_reduce(ranks: int, node_size: int = 1, pieces: int = 1, channels: int = 1) -> Schedule:
     """Ranks 0 to node_size - 1 are the first node. Raises ValueError if they do not fill nodes."""
-    if node_size < 1 or ranks % node_size:
-        raise ValueError(
-            f"nccl_tree needs nodes of equal size: {ranks} ranks do not fill nodes of {node_size}"
-        )
+    check_nodes("nccl_tree needs", ranks, node_size)
     if channels < 1:
         raise ValueError(f"channels must be at least 1, not {channels}")
     if channels > 1:

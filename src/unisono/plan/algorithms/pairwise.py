@@ -8,8 +8,6 @@ Thakur, Rabenseifner and Gropp, "Optimization of collective communication operat
 | n - 1 | (n - 1) / n  |
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unisono.plan.catalog import algorithm

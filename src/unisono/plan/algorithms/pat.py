@@ -16,8 +16,6 @@ end in smaller branches, taken one after another. With w the smallest power of t
 No message has more than `aggregate` chunks. reduce_scatter is all_gather run backwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

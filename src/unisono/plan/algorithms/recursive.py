@@ -13,11 +13,10 @@ and get the result at the end, which costs another.
 | all_gather     | recursive_doubling | lg p                 | (p - 1) / p         |
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.plan.algorithms.binomial import powers_of_two
 from unisono.plan.algorithms.reverse import algorithm_both_ways, backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
@@ -30,7 +29,9 @@ def all_reduce_doubling(ranks: int) -> Schedule:
     """Every rank ends up with the sum: partners exchange and add whole tensors."""
     leader, folded = _fold(ranks)
     place = np.arange(len(leader))
-    steps = [Step.of(leader, leader[place ^ far], 0, "reduce") for far in _distances(len(leader))]
+    steps = [
+        Step.of(leader, leader[place ^ far], 0, "reduce") for far in powers_of_two(len(leader))
+    ]
     before = Step.of(folded, folded - 1, 0, "reduce")
     after = Step.of(folded - 1, folded, 0, "copy")
     steps = [before, *steps, after]
@@ -77,15 +78,11 @@ def _fold(ranks: int) -> tuple[Ranks, Ranks]:
     return np.where(position < extra, 2 * position, position + extra), 2 * np.arange(extra) + 1
 
 
-def _distances(staying: int) -> list[int]:
-    return [1 << bit for bit in range(staying.bit_length() - 1)]
-
-
 def _doubling(leader: Ranks, start: Ranks) -> list[Step | Phase]:
     """Leader p begins with chunks start[p] to start[p + 1] and sends all that it has."""
     position = np.arange(len(leader))
     steps: list[Step | Phase] = []
-    for far in _distances(len(leader)):
+    for far in powers_of_two(len(leader)):
         first = position - position % far
         count = start[first + far] - start[first]
         steps.append(Step.of(leader, leader[position ^ far], start[first], "copy", count))

@@ -6,8 +6,6 @@ in: broadcast becomes reduce, all_gather becomes reduce_scatter, scatter becomes
 chunks and adds nothing). Steps and bytes stay the same, with senders and receivers exchanged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

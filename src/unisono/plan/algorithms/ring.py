@@ -17,12 +17,10 @@ what leaves through card j arrives through card j (except for one hop if m is od
 | all_reduce     | 2(n - 1) | 2(n - 1) / n    | 2(n - 1) / (n k)                             |
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.catalog import algorithm
+from unisono.plan.catalog import algorithm, check_nodes
 from unisono.plan.schedule import Action, Phase, Schedule, Step
 
 MOST_RANKS_IN_CHANNELS = 1024
@@ -57,10 +55,7 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     position = np.arange(ranks)
     if channels == 1:
         return position[None, :]
-    if node_size < 1 or ranks % node_size:
-        raise ValueError(
-            f"channels need nodes of equal size: {ranks} ranks do not fill nodes of {node_size}"
-        )
+    check_nodes("channels need", ranks, node_size)
     node, passed = np.divmod(position, node_size)
     first = (np.arange(channels) * node_size // channels)[:, None]
     # Odd strides visit all ranks of such a node, and end at as many ranks as they begin at.

@@ -13,8 +13,6 @@ as many bytes as a ring.
 | 2(w - 1) + 2(h - 1)   | 2(n - 1) / n |
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -11,8 +11,6 @@ ranks there are.
 | reduce     | reduce_scatter_gather | n - 1 + ceil(lg n) | at most 3/2            |
 """
 
-from __future__ import annotations
-
 from unisono.plan.algorithms import binomial, ring
 from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm

@@ -16,16 +16,6 @@ from unisono.plan.layouts.roofline import Against, against_the_wire, matmul_s
 from unisono.plan.layouts.step import StepTime, step_time
 
 __all__ = [
-    "Against",
-    "Layout",
-    "LayoutRanking",
-    "Model",
-    "StepTime",
-    "against_the_wire",
-    "explain_layout",
-    "matmul_s",
-    "memory_by_part",
-    "rank_layouts",
-    "read_model",
-    "step_time",
-]
+    "Against", "Layout", "LayoutRanking", "Model", "StepTime", "against_the_wire",
+    "explain_layout", "matmul_s", "memory_by_part", "rank_layouts", "read_model", "step_time",
+]  # fmt: skip

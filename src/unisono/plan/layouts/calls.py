@@ -6,8 +6,6 @@ linear in the bytes but for the algorithm's choice: each algorithm is simulated 
 with 1 GiB, and the fastest for a size counts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from math import gcd, prod
 

@@ -1,7 +1,5 @@
 """`unisono layout`: which layout trains a model fastest on a cluster, and why."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

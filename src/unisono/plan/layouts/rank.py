@@ -97,6 +97,7 @@ def rank_layouts(
         raise ValueError(f"{cluster.name} has {cluster.devices} devices, not {ranks}")
     fixed = dict(fixed or {})
     Layout(**fixed)  # type: ignore[arg-type]
+    ways = RECOMPUTE if model.plain_attention else ("none", "full")
     calls, choices, reasons = Calls(cluster), [], dict[str, None]()
     too_large: list[tuple[float, Layout, str]] = []
     has = f"of {cluster.memory_bytes / 1e9:.0f} on {name_number(ranks, 'rank')}"
@@ -107,7 +108,7 @@ def rank_layouts(
         if misfit:
             reasons[misfit] = None
             continue
-        for recompute in [fixed["recompute"]] if "recompute" in fixed else _ways(model):
+        for recompute in [fixed["recompute"]] if "recompute" in fixed else ways:
             layout = dataclasses.replace(layout, recompute=str(recompute))
             memory = memory_by_part(model, layout, batch)
             if sum(memory.values()) <= cluster.memory_bytes:
@@ -130,10 +131,6 @@ def rank_layouts(
     return LayoutRanking(model, cluster, ranks, batch, tuple(choices), left_out)
 
 
-def _ways(model: Model) -> Sequence[str]:
-    return RECOMPUTE if model.plain_attention else ("none", "full")
-
-
 def _candidates(
     model: Model, cluster: Topology, ranks: int, batch: int, fixed: Mapping[str, int | str]
 ) -> Iterator[Layout]:
@@ -149,7 +146,7 @@ def _candidates(
     def sizes(axis: str, left: int) -> Sequence[int]:
         if axis in fixed:
             return [int(fixed[axis])] if left % int(fixed[axis]) == 0 else []
-        return [size for size in _divisors(left) if size <= limits[axis]]
+        return [size for size in range(1, min(left, limits[axis]) + 1) if left % size == 0]
 
     for tp in sizes("tp", ranks):
         for ep in sizes("ep", ranks // tp):
@@ -175,10 +172,6 @@ def _variants(axes: Layout, batch: int, fixed: Mapping[str, int | str]) -> Itera
                     axes, zero=int(zero), micro_batches=int(count), chunks=int(each),
                     sequence_parallel=sequence_parallel,
                 )  # fmt: skip
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def explain_layout(ranking: LayoutRanking) -> str:

@@ -6,8 +6,6 @@ must then equal that of the sender's weights. If too much has changed to be wort
 bucket is sent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

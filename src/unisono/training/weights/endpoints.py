@@ -284,7 +284,9 @@ class WeightSender(_Endpoint):
         return {name: mine.tensors[name] for name in names}
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
-        counts = _write_counts(mine) if self._check_live else {}
+        checked = mine.tensors.items() if self._check_live else ()
+        # of writes by torch's operators
+        counts = {name: each._version for name, each in checked if not each.is_inference()}
         self._protocol.move(mine, mine, transfers.device_for(mine), self._progress)
         self._protocol.attempt(partial(_check_unwritten, mine, counts))
         served = self._served(transfers, mine)
@@ -487,13 +489,6 @@ class WeightReceiver(_Endpoint):
             self._staging.swap(mine, now_served, unpacking)
         else:
             now_served()
-
-
-def _write_counts(mine: Held) -> dict[str, int]:
-    """How often torch's operators have written to each tensor, by its version counter."""
-    return {
-        name: tensor._version for name, tensor in mine.tensors.items() if not tensor.is_inference()
-    }
 
 
 def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:

@@ -167,7 +167,9 @@ class LoadPlan:
                 if shows_values or self._shows_values:
                     yield name, mode.own(fetch(name, _whole(kind.shape)))
                 else:
-                    yield name, mode.stand_in(name, kind)
+                    # not by empty_like, for which torch imports SymPy: half a second and 40 MB
+                    like = torch.empty(kind.shape, dtype=kind.dtype, device="meta")
+                    yield name, mode.register(like, name)
 
         with torch.no_grad(), mode:
             self._load(pairs())
@@ -285,17 +287,13 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """No: to skip it, torch imports it, which takes seconds and 100 MB."""
         return False
 
-    def stand_in(self, name: str, kind: torch.Tensor) -> torch.Tensor:
-        """A stand-in for a tensor of the checkpoint."""
-        # not by empty_like, for which torch imports SymPy: half a second and 40 MB
-        return self._register(torch.empty(kind.shape, dtype=kind.dtype, device="meta"), name)
-
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor; it counts as made within the mode."""
         self._made.add(_memory(tensor))
         return tensor
 
-    def _register(self, tensor: torch.Tensor, name: str, *more: Any) -> torch.Tensor:
+    def register(self, tensor: torch.Tensor, name: str, *more: Any) -> torch.Tensor:
+        """Make it a stand-in: for a tensor of the checkpoint by its name, or see `_StandIn`."""
         memory, shape = tensor.untyped_storage(), tuple(tensor.shape)
         self._known[_memory(tensor)] = _StandIn(memory, shape, tensor.dtype, name, *more)
         return tensor
@@ -369,7 +367,7 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made: torch.Tensor = func(part, **named, **at)
             return made
 
-        return self._register(like, "", view, copy)
+        return self.register(like, "", view, copy)
 
     def _resolve(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a view of a stand-in stands for."""

@@ -4,13 +4,11 @@ Every rank describes what it holds. From all descriptions every rank makes the s
 the same differences, so that nothing has to be agreed on later.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -81,7 +79,7 @@ class Description:
         ties: Mapping[str, str],
         place_of: Callable[[torch.Tensor], MappedPlace | None] = lambda tensor: None,
         **more: Any,
-    ) -> Description:
+    ) -> Self:
         """The description of what a rank holds; `ties` are its `tied_names`."""
         entries = {
             name: DescribedTensor(
@@ -105,7 +103,7 @@ class Description:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Description:
+    def from_text(cls, text: str) -> Self:
         """From JSON, which has lists for tuples."""
         read = json.loads(text, object_hook=_with_tuples)
         for name, entry in read["weights"].items():

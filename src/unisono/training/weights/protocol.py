@@ -10,8 +10,6 @@ proposal counts. It outlives every rank, so all survivors reach the same decisio
 the last round a rank dies.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

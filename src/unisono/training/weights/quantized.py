@@ -103,6 +103,13 @@ def _largest(tensor: torch.Tensor) -> float:
     return most if math.isfinite(most) else math.inf
 
 
+def _maxima(numbers: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """The largest magnitudes along some dimensions, which stay with a length of one."""
+    if numbers.numel():
+        return numbers.abs().amax(dims, keepdim=True)
+    return numbers.sum(dims, keepdim=True)
+
+
 def _or_one(scale: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """The scale, if it can be divided by."""
     least = torch.finfo(torch.float32).tiny
@@ -136,10 +143,7 @@ def _fp8_blocks(name: str, held: HeldTensor, largest: torch.Tensor, group: Any) 
     padded = torch.nn.functional.pad(held.tensor, padding).float()
     down, across = (length // _BLOCK for length in padded.shape)
     blocks = padded.view(down, _BLOCK, across, _BLOCK)
-    if blocks.numel():
-        maxima = blocks.abs().amax(dim=(1, 3), keepdim=True)
-    else:
-        maxima = blocks.new_zeros(down, 1, across, 1)
+    maxima = _maxima(blocks, (1, 3))
     scales = _or_one(maxima.clamp(_LEAST_BLOCK_MAXIMUM) / _FP8_MAX, maxima)
     values = (blocks * (1.0 / scales)).to(_FP8).view(padded.shape)[:rows, :columns]
     yield name, WeightShard(values.contiguous(), held.whole, held.box.offset)
@@ -152,10 +156,7 @@ def _int8_channels(name: str, held: HeldTensor, largest: torch.Tensor, group: An
     if held.box.shape[1] != held.whole[1]:
         raise ValueError(f"the weight {name!r}: a shard of columns has no scales for its rows")
     numbers = held.tensor.float()
-    if numbers.numel():
-        maxima = numbers.abs().amax(dim=1, keepdim=True)
-    else:
-        maxima = numbers.new_zeros(held.box.shape[0], 1)
+    maxima = _maxima(numbers, (1,))
     scales = _or_one(maxima / _INT8_MAX, maxima)
     values = (numbers / scales).round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
     yield name, WeightShard(values, held.whole, held.box.offset)

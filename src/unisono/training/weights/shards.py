@@ -308,7 +308,7 @@ def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
 def held_tensor(name: str, value: Any) -> HeldTensor:
     if isinstance(value, WeightShard):
         tensor, whole, offset = value.tensor, tuple(value.shape), tuple(value.offset)
-    elif _is_dtensor(value):
+    elif hasattr(value, "placements") and hasattr(value, "to_local"):
         tensor, whole, offset = _local(name, value)
     elif isinstance(value, torch.Tensor):
         tensor, whole, offset = value, tuple(value.shape), (0,) * value.dim()
@@ -331,10 +331,6 @@ def held_tensor(name: str, value: Any) -> HeldTensor:
             f"the weight {name!r}: {box.shape} at {offset} is not inside a whole of {whole}"
         )
     return HeldTensor(tensor, whole, box)
-
-
-def _is_dtensor(value: Any) -> bool:
-    return hasattr(value, "placements") and hasattr(value, "to_local")
 
 
 def _local(name: str, value: Any) -> tuple[torch.Tensor, Lengths, Lengths]:

@@ -1,7 +1,5 @@
 """Where an engine receives new weights, and how they replace the old ones."""
 
-from __future__ import annotations
-
 import operator
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -68,7 +66,9 @@ class WeightStaging:
                 self.tensors[name] = _empty(plan, name, device)
                 continue
             own, old = mine.tensors[name], spare.pop(name, None)
-            if old is None or not _is_like(old, own, device) or not _is_reusable(old):
+            like = own.shape, own.dtype, device.type
+            is_like = old is not None and (old.shape, old.dtype, old.device.type) == like
+            if old is None or not is_like or not _is_reusable(old):
                 old, self.is_reused = torch.empty_like(own.detach(), device=device), False
             self.tensors[name] = old
         self._share_tied()
@@ -226,7 +226,3 @@ def _is_reusable(tensor: torch.Tensor) -> bool:
     """Whether its memory is there, which the engine may have freed, and nobody has kept a view."""
     there = tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
     return there and is_alone(tensor)
-
-
-def _is_like(old: torch.Tensor, own: torch.Tensor, device: torch.device) -> bool:
-    return (old.shape, old.dtype, old.device.type) == (own.shape, own.dtype, device.type)

@@ -82,6 +82,11 @@ class _Row:
         dtypes = [held.tensors[key].dtype for key in self._keys if key in held.tensors]
         self._is_converted = dtypes != [unit.dtype for unit in bucket]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each of them is all that the rank holds under its key."""
+        return not self._parts
+
     def _tensors(self, held: Held) -> list[torch.Tensor]:
         """Where the same elements are in `held`."""
         found = list(map(held.tensors.__getitem__, self._keys))
@@ -144,7 +149,6 @@ class Transfers:
         self.bytes = sum(step.bytes for step in self._steps)
         self.deltas = DeltaSide(set(), gives_up=False)
         self._rows: dict[int, _Row] = {}  # by the number of the step
-        self._are_whole: bool | None = None
         self.unpacks = True
         """Whether a receiver's small tensors are unpacked as they arrive; otherwise by
         `unpacking`."""
@@ -162,7 +166,8 @@ class Transfers:
             for number, transfer in enumerate(self._mine)
             if self.plan.options.deltas
             and self.plan.keepers.issuperset(transfer.members[1:])
-            and _spans_hosts(self._groups.get(transfer.members, self._comm))
+            and self._comm.backend == "unisono"
+            and not self._groups.get(transfer.members, self._comm).transport.is_on_one_host
         }
         size = sum(step.bytes for step in self._steps if step.transfer in spanning)
         has_room = not spanning or 2 * size < native.memory_room()
@@ -256,15 +261,10 @@ class Transfers:
     def can_stay_packed(self, mine: Held, device: torch.device) -> bool:
         """Whether `unpacking` can copy to these tensors of a receiver: contiguous ones in the CPU's
         memory, which it receives in one piece. It must not fail after the vote, so it is tried."""
-        if self._are_whole is None:  # boxes belong to the plan
-            units = [unit for step in self._steps if step.is_packed for unit in step.bucket]
-            self._are_whole = all(
-                unit.box == mine.boxes[mine.key(unit.name, unit.box)][1] for unit in units
-            )
-        if not self._are_whole or device.type != "cpu":
+        if device.type != "cpu":
             return False
-        packed = [step for step in self._steps if step.is_packed]
-        return all(self._row(step, mine, device).fits(mine) for step in packed)
+        rows = [self._row(step, mine, device) for step in self._steps if step.is_packed]
+        return all(row.is_whole and row.fits(mine) for row in rows)
 
     def _row(self, step: _Step, held: Held, device: torch.device) -> _Row:
         if step.number not in self._rows:
@@ -343,10 +343,6 @@ def _convert(bucket: list[Unit], tensors: list[torch.Tensor], device: torch.devi
             tensor = tensor.contiguous()
         is_there = tensor.device.type == device.type
         tensors[i] = tensor.to(tensor.device if is_there else device, unit.dtype)
-
-
-def _spans_hosts(group: Communicator) -> bool:
-    return group.backend == "unisono" and not group.transport.is_on_one_host
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:

@@ -4,8 +4,6 @@ vLLM calls `register` in each of its processes (entry point `vllm.general_plugin
 imported on first use, and only with a vLLM version that they fit.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from unisono.errors import UnisonoError
