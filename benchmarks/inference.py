@@ -15,6 +15,9 @@ of all ranks for it, per rank: what waiting costs others on the same cores. gloo
 called through torch.distributed, comm is unisono's own call, operator is torch.ops.unisono, vllm
 vLLM's operator for CPUs, if it is installed. "compiled" is a step that torch.compile has made one
 program of, with the operator in it, less the same without.
+
+With --yielding so many other processes look for work all the time and yield their core each time,
+as vLLM's engine core does beside its workers. With --bind each rank stays on one core.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ import math
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -120,13 +125,21 @@ def make_compiled_step(size_bytes: int, world: TwoBackends, reduces: bool) -> Re
 
 
 def measure(
-    folder: str, sizes: Sequence[int], late_us: Sequence[int], turns: int, deepspeed_in: str
+    folder: str,
+    sizes: Sequence[int],
+    late_us: Sequence[int],
+    turns: int,
+    deepspeed_in: str,
+    binds: bool,
 ) -> list[dict[str, Any]]:
     """On each rank: everything in turn. Rank 0 returns the result for all."""
     import torch
 
     torch.set_grad_enabled(False)
     world = TwoBackends(folder)
+    if binds:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
     ways = ways_of(world, folder, deepspeed_in)
     order, rows = random.Random(5), []  # the same on all ranks
     for size_bytes in sizes:
@@ -193,16 +206,28 @@ def main() -> None:
     parser.add_argument("--late-us", type=int, nargs="+", default=(0, 300))
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--deepspeed", action="store_true", help="also measure DeepSpeed's kernel")
+    parser.add_argument("--yielding", type=int, default=0, metavar="PROCESSES")
+    parser.add_argument("--bind", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     built = deepspeed.build() if options.deepspeed else ""
+    yielding = [
+        subprocess.Popen([sys.executable, "-c", "import os\nwhile True: os.sched_yield()"])
+        for _ in range(options.yielding)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            arguments = (folder, options.sizes, options.late_us, options.turns, built)
+            arguments = (
+                *(folder, options.sizes, options.late_us, options.turns),
+                *(built, options.bind),
+            )
             rows = unisono.launch(measure, options.ranks, arguments, threads=1)[0]
         finally:  # DeepSpeed leaves its buffers behind
             for buffer in Path("/dev/shm").glob(f"deepspeed_*_unisono_{Path(folder).name}_*"):
                 buffer.unlink()
+            for process in yielding:
+                process.kill()
+                process.wait()
     print(f"{options.ranks} ranks, {os.cpu_count()} cores")
     show(rows)
     if options.json:

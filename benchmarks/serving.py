@@ -3,19 +3,31 @@
     build/real-vllm/bin/python benchmarks/serving.py                 two workers, tensor parallel
     build/real-vllm/bin/python benchmarks/serving.py --pipeline 2 --tensor 1
     build/real-vllm/bin/python benchmarks/serving.py --compiled --batch 8 --rounds 20
+    build/real-vllm/bin/python benchmarks/serving.py --engines       what two of them agree on
 
-A Llama of random weights generates greedily, in an engine with unisono and in one without; the
-tokens must be the same. Without the compiler, the first engine also calls vLLM's kernel, by turns:
-compare the two in its rows. "communication" is the mean over workers of the time in all_reduce and
-all_gather.
+A Llama of random weights generates greedily, in an engine with unisono and in one without, by
+turns: the processes of the other one are stopped meanwhile. The tokens must be the same. Each
+worker is bound to a core (VLLM_CPU_OMP_THREADS_BIND, which vLLM does by itself where it can), if
+there are as many.
+
+Without the compiler every turn generates once more, and notes each all_reduce, all_gather and
+gather of the workers. "communication" is their time in a step, in the mean of the workers, in
+microseconds, and "waiting" the part of it until the last worker had come to the call. From then on
+a call takes the last worker "last" microseconds, and the others "others", which sleep or spin.
+
+--engines calls what vLLM's data-parallel engines ask each other after every step, over the group
+that vLLM makes of gloo and over the one that UNISONO_REPLACE=gloo makes of it, by turns in the same
+two processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import json
 import os
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +39,8 @@ from typing import Any
 import torch
 
 KERNELS = ["unisono", "vLLM"]
+SHARED_MEMORY = Path("/dev/shm")
+CALLS = ("all_reduce", "all_gather", "gather")
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -62,38 +76,32 @@ def make_model(folder: Path, layers: int, hidden: int, experts: int) -> None:
         LlamaForCausalLM(LlamaConfig(**sizes)).float().save_pretrained(folder)
 
 
-def choose(worker: Any, kernel: str, is_measured: bool) -> None:
-    """In a worker: from now on the tensor-parallel group calls this kernel."""
+def note_calls(worker: Any, is_on: bool) -> list[tuple[float, float]]:
+    """In a worker: from now on note its tensor-parallel calls, or no longer; returns those noted,
+    when each began and ended."""
     from vllm.distributed import get_tp_group
-    from vllm.distributed.device_communicators import cpu_communicator
 
     group = get_tp_group().device_communicator
-    group.spent_s = 0.0
-    if group.dist_module is torch.distributed:
-        group.dist_module = cpu_communicator._CPUSHMDistributed(group)
-    owner = type(group) if kernel == "unisono" else cpu_communicator.CpuCommunicator
-    for name in ("all_reduce", "all_gather"):
-        plain = functools.partial(getattr(owner, name), group)
+    if not is_on:
+        for name, plain in group.plain.items():
+            setattr(group, name, plain)
+        noted: list[tuple[float, float]] = group.noted
+        return noted
+    group.noted, group.plain = [], {name: getattr(group, name) for name in CALLS}
+    for name, plain in group.plain.items():
 
-        def measured(*arguments: Any, plain: Any = plain) -> Any:
-            began = time.perf_counter()
-            result = plain(*arguments)
-            group.spent_s += time.perf_counter() - began
+        def call(*arguments: Any, plain: Any = plain, **named: Any) -> Any:
+            began_s = time.perf_counter()
+            result = plain(*arguments, **named)
+            group.noted.append((began_s, time.perf_counter()))
             return result
 
-        setattr(group, name, measured if is_measured else plain)
-
-
-def spent_s(worker: Any) -> float:
-    """In a worker: the time in these calls since `choose`."""
-    from vllm.distributed import get_tp_group
-
-    spent: float = get_tp_group().device_communicator.spent_s
-    return spent
+        setattr(group, name, call)
+    return []
 
 
 def serve(options: argparse.Namespace, model: str) -> None:
-    """One engine; prints a line of JSON."""
+    """One engine; for each line of input it generates, and prints a line of JSON."""
     import vllm
 
     engine = vllm.LLM(
@@ -111,46 +119,128 @@ def serve(options: argparse.Namespace, model: str) -> None:
     sampling = vllm.SamplingParams(
         temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False
     )
-    paces: dict[str, list[float]] = {}
-    spent: dict[str, list[float]] = {}
-    tokens: set[str] = set()
 
-    def generate(kernel: str) -> None:
-        began = time.perf_counter()
+    def generate() -> list[list[int]]:
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
-        pace = options.batch * options.tokens / (time.perf_counter() - began)
-        paces.setdefault(kernel, []).append(pace)
-        tokens.add(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
-    mine = "unisono" if os.environ["UNISONO_VLLM"] == "1" else "vLLM"
-    by_turns = mine == "unisono" and options.tensor > 1 and not options.compiled
-    for turn in range(options.rounds + 1):
-        for kernel in KERNELS[:: 1 if turn % 2 else -1] if by_turns else [mine]:
-            if by_turns:
-                engine.collective_rpc(choose, args=(kernel, False))
-            generate(kernel)
-            if not turn:
-                paces.clear()  # a first generation warms up
-            if by_turns:
-                engine.collective_rpc(choose, args=(kernel, True))
-                outputs = engine.generate(prompts, sampling, use_tqdm=False)
-                tokens.add(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
-                each = [1e6 * s / options.tokens for s in engine.collective_rpc(spent_s)]
-                spent.setdefault(kernel, []).append(statistics.mean(each))
-    result = {"tokens": sorted(tokens), "tokens_per_s": paces, "us_per_step": spent}
-    print("RESULT " + json.dumps(result), flush=True)
+    generate()  # a first generation warms up
+    print("RESULT {}", flush=True)
+    for _ in sys.stdin:
+        began_s = time.perf_counter()
+        tokens = [generate()]
+        pace = options.batch * options.tokens / (time.perf_counter() - began_s)
+        result: dict[str, Any] = {"tokens/s": pace}
+        if options.tensor > 1 and not options.compiled:
+            engine.collective_rpc(note_calls, args=(True,))
+            tokens.append(generate())
+            result |= parts_us(engine.collective_rpc(note_calls, args=(False,)), options.tokens)
+        print("RESULT " + json.dumps(result | {"tokens": tokens}), flush=True)
 
 
-def run_engine(with_unisono: bool, model: str, arguments: list[str]) -> dict[str, Any]:
-    """Start an engine in a process of its own."""
-    environment = os.environ | SETTINGS | {"UNISONO_VLLM": "1" if with_unisono else "0"}
-    command = [sys.executable, __file__, "--serve", model, *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("RESULT ")]
-    if ended.returncode or not lines:
-        sys.exit(f"{ended.stdout[-3000:]}\n{ended.stderr[-6000:]}\nthe engine failed")
-    result: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
-    return result
+def parts_us(workers: list[list[tuple[float, float]]], steps: int) -> dict[str, float]:
+    """Microseconds of the calls of all steps, in the mean of the workers."""
+    spent_s = waiting_s = last_s = others_s = 0.0
+    for calls in zip(*workers, strict=True):
+        came_s = max(began_s for began_s, _ in calls)
+        spent_s += sum(ended_s - began_s for began_s, ended_s in calls) / len(calls)
+        waiting_s += sum(came_s - began_s for began_s, _ in calls) / len(calls)
+        after_s = [ended_s - came_s for began_s, ended_s in calls if began_s == came_s]
+        last_s += after_s[0]
+        others_s += sum(ended_s - came_s for began_s, ended_s in calls if began_s < came_s)
+    count = len(workers[0])
+    return {
+        "communication": 1e6 * spent_s / steps,
+        "waiting": 1e6 * waiting_s / steps,
+        "last": 1e6 * last_s / count,
+        "others": 1e6 * others_s / count / (len(workers) - 1),
+    }
+
+
+class Engine:
+    """An engine in a process of its own, whose processes are stopped while it is not asked."""
+
+    def __init__(self, kernel: str, model: str, bind: str, arguments: list[str], log: Path) -> None:
+        own = {
+            "UNISONO_VLLM": str(int(kernel == KERNELS[0])),
+            "VLLM_CPU_OMP_THREADS_BIND": bind,
+        }
+        self.log = log
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "--serve", model, *arguments],
+                env=os.environ | SETTINGS | own,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self.result()
+
+    def ask(self) -> dict[str, Any]:
+        os.killpg(self.process.pid, signal.SIGCONT)
+        assert self.process.stdin is not None
+        print(file=self.process.stdin, flush=True)
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.startswith("RESULT "):
+                os.killpg(self.process.pid, signal.SIGSTOP)
+                result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+                return result
+        self.end()
+        sys.exit("".join(said)[-3000:] + self.log.read_text()[-6000:] + "\nthe engine failed")
+
+    def end(self) -> None:
+        """Let it end by itself; what it then leaves of vLLM's own shared memory is removed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGCONT)
+            try:
+                self.process.communicate(timeout=60)
+            finally:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def agree(rank: int, ports: list[int], rounds: int) -> None:
+    """One of two engines: microseconds of `has_unfinished_dp` over each group."""
+    import torch.distributed as dist
+    from vllm.config import ParallelConfig
+    from vllm.distributed import utils
+
+    from unisono.serving.vllm_plugin import group_outside_the_world
+
+    makers = {"gloo": utils.init_gloo_process_group, "unisono": group_outside_the_world}
+    groups, taken_us = {}, {}
+    for (name, make), port in zip(makers.items(), ports, strict=True):
+        utils.init_gloo_process_group = make
+        groups[name] = utils.stateless_init_torch_distributed_process_group(
+            "127.0.0.1", port, rank, 2, "gloo"
+        )
+        taken_us[name] = [0.0] * rounds
+    for turn in range(rounds):
+        for name, group in groups.items():
+            dist.barrier(group)
+            began_s = time.perf_counter()
+            for _ in range(200):
+                ParallelConfig.has_unfinished_dp(group, False)
+            taken_us[name][turn] = (time.perf_counter() - began_s) * 1e6 / 200
+    if rank == 0:
+        for name, each_us in taken_us.items():
+            print(f"{name:>8} {statistics.median(each_us):8.1f} us to agree, of {rounds} turns")
+    dist.barrier(groups["gloo"])
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def main() -> None:
@@ -168,25 +258,58 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--nobind", action="store_true", help="leave it to the kernel where each runs"
+    )
+    parser.add_argument("--engines", action="store_true", help="only what engines agree on")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options, options.serve)
         return
+    if options.engines:
+        torch.multiprocessing.spawn(agree, (free_ports(2), options.rounds), 2)
+        return
     with tempfile.TemporaryDirectory() as folder:
+        workers, cores = options.tensor * options.pipeline, sorted(os.sched_getaffinity(0))
+        bind = "|".join(map(str, cores[:workers]))
+        if options.nobind or workers > len(cores):
+            bind = "nobind"
         make_model(Path(folder), options.layers, options.hidden, options.experts)
-        results = [run_engine(ours, folder, sys.argv[1:]) for ours in (True, False)]
-    for result in results:
-        for kernel, paces in result["tokens_per_s"].items():
-            spent = result["us_per_step"].get(kernel)
-            print(
-                f"{kernel:>8} {statistics.median(paces):9.1f} tokens/s, at best {max(paces):9.1f}",
-                f"communication {statistics.median(spent):8.0f} us a step" if spent else "",
-            )
-        print()
-    same = len({tokens for result in results for tokens in result["tokens"]}) == 1
-    print("the same tokens" if same else "DIFFERENT TOKENS")
-    sys.exit(not same)
+        there = set(SHARED_MEMORY.glob("vllm_dist_*"))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        engines: dict[str, Engine] = {}
+        turns = []
+        try:
+            for kernel in KERNELS:
+                log = Path(folder, f"log {kernel}")
+                engines[kernel] = Engine(kernel, folder, bind, sys.argv[1:], log)
+            for turn in range(options.rounds):
+                order = KERNELS[:: 1 if turn % 2 else -1]
+                turns.append({kernel: engines[kernel].ask() for kernel in order})
+        finally:
+            for engine in engines.values():
+                engine.end()
+            for left in set(SHARED_MEMORY.glob("vllm_dist_*")) - there:
+                left.unlink()
+    names = [name for name in turns[0][KERNELS[0]] if name != "tokens"]
+    print(f"{'median of ' + str(len(turns)):>16}" + "".join(f"{name:>15}" for name in names))
+    for kernel in KERNELS:
+        medians = [statistics.median(turn[kernel][name] for turn in turns) for name in names]
+        print(f"{kernel:>16}" + "".join(f"{median:15,.1f}" for median in medians))
+    ratios = [
+        statistics.median(turn[KERNELS[0]][name] / turn[KERNELS[1]][name] for turn in turns)
+        for name in names
+    ]
+    print(f"{'ratio of turns':>16}" + "".join(f"{ratio:15.2f}" for ratio in ratios))
+    told = {
+        json.dumps(tokens)
+        for turn in turns
+        for kernel in KERNELS
+        for tokens in turn[kernel]["tokens"]
+    }
+    print("the same tokens" if len(told) == 1 else "DIFFERENT TOKENS")
+    sys.exit(len(told) != 1)
 
 
 if __name__ == "__main__":

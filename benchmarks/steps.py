@@ -20,9 +20,11 @@ order that is shuffled each time. A turn takes as long as its slowest rank. Figu
 With --profile "truth" is how much longer a variant takes than "nothing", in the mean of the ranks.
 "exposed" and "no core" are what the profile says; their sum, less that of "nothing", is what
 communication costs by the profile, and "error" is how much that is from the truth, in percent of
-the step. "cost" is how much longer a step takes while it is profiled, in percent; five turns
-without a profile and five in one alternate. "CPU" is the time that the watching thread runs
-meanwhile, in percent of the step: it does not depend on what else the machine does.
+the step. "cost" is how much longer a step takes while it is profiled, in percent: five turns
+without a profile and five in one alternate, after one in it that does not count. "main" and "watch"
+are how much more processor time the main thread and the watching thread take then, in percent of
+the step. The last line has the medians of these over the variants, and what a profile takes to
+begin and to end.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +56,7 @@ from unisono.watch.stacks import WATCHING
 PARTS = ("ddp", "fsdp", "small")
 SMALL_CALLS = 300
 ROUNDS = 5
-"""Turns in one profile: to begin and to end it takes the watch a few ms."""
+"""Turns in one profile that count."""
 WIDTH, LAYERS = 1024, 24
 NOTHING = "nothing"
 ONE_THREAD = "one thread"
@@ -82,7 +85,8 @@ class ProfileRow:
     no_core_ms: float
     error: float
     cost: float
-    cpu: float
+    main: float
+    watch: float
 
     def __str__(self) -> str:
         figures = list(asdict(self).values())[2:]
@@ -145,23 +149,36 @@ class Rank(TwoBackends):
     def profile(self, ways: Sequence[Way]) -> list[ProfileRow]:
         """What profiles say of the variants, on rank 0. A step's marks are at the beginning and the
         end of what is timed: every other step of a profile is between two of them."""
-        plain: dict[Way, list[float]] = {way: [] for way in ways}
-        profiled: dict[Way, list[float]] = {way: [] for way in ways}
-        cpu_s: dict[Way, list[float]] = {way: [] for way in ways}
+        times: dict[tuple[Way, bool], list[float]] = defaultdict(list)
+        main_s: dict[tuple[Way, bool], list[float]] = defaultdict(list)
+        watch_s: dict[tuple[Way, bool], list[float]] = defaultdict(list)
         steps: dict[Way, list[Any]] = {way: [] for way in ways}
+        began_s, ended_s = [], []
         shuffler = random.Random(1)
         watching = next(t for t in threading.enumerate() if t.name == WATCHING)
         clock = time.pthread_getcpuclockid(watching.ident or 0)
+
+        def measure(way: Way, mark: Callable[[], object], profiled: bool) -> None:
+            main_began_s, watch_began_s = time.thread_time(), time.clock_gettime(clock)
+            times[way, profiled].append(self.slowest(self.time_ms(way, mark)))
+            main_s[way, profiled].append(time.thread_time() - main_began_s)
+            watch_s[way, profiled].append(time.clock_gettime(clock) - watch_began_s)
+
         for _ in range(-(-self.turns // ROUNDS)):
             rounds = [way for _ in range(ROUNDS) for way in shuffler.sample(ways, len(ways))]
             for way in rounds:
-                plain[way].append(self.slowest(self.time_ms(way)))
+                measure(way, lambda: None, False)
+            self.comm.barrier()
+            moment_s = time.perf_counter()
             with unisono.watch.profile() as profiles:
+                began_s.append(time.perf_counter() - moment_s)
+                for way in ways:
+                    self.time_ms(way)
                 for way in rounds:
-                    begin_s = time.clock_gettime(clock)
-                    profiled[way].append(self.slowest(self.time_ms(way, unisono.watch.step)))
-                    cpu_s[way].append(time.clock_gettime(clock) - begin_s)
+                    measure(way, unisono.watch.step, True)
                 unisono.watch.step()
+                moment_s = time.perf_counter()
+            ended_s.append(time.perf_counter() - moment_s)
             for profile in profiles:
                 for step in profile.steps:
                     if step.step % 2 == 0:
@@ -181,12 +198,26 @@ class Rank(TwoBackends):
             truth_ms = step_ms - median_ms(floor, "wall")
             parts = "exposed", "no_core"
             error_ms = median_ms(way, *parts) - median_ms(floor, *parts) - truth_ms
-            ratios = [a / b for a, b in zip(profiled[way], plain[way], strict=True)]
+            ratios = [a / b for a, b in zip(times[way, True], times[way, False], strict=True)]
             percents = error_ms / step_ms, statistics.median(ratios) - 1
-            cpu = sum(cpu_s[way]) * 1e3 / sum(profiled[way])
+            main_more_s = statistics.median(main_s[way, True]) - statistics.median(
+                main_s[way, False]
+            )
+            watch_more_s = statistics.mean(watch_s[way, True]) - statistics.mean(
+                watch_s[way, False]
+            )
+            cpu = main_more_s * 1e3 / step_ms, watch_more_s * 1e3 / step_ms
             said_ms = (median_ms(way, part) for part in parts)
-            figures = step_ms, truth_ms, *said_ms, *(100 * part for part in (*percents, cpu))
+            figures = step_ms, truth_ms, *said_ms, *(100 * part for part in (*percents, *cpu))
             rows.append(ProfileRow(way.mode, way.name, *figures))
+        begin_ms, end_ms = (1e3 * statistics.median(each) for each in (began_s, ended_s))
+        costs = [
+            f"{name} {statistics.median(getattr(row, name) for row in rows):.1f}"
+            for name in ("cost", "main", "watch")
+        ]
+        print(
+            f"  medians in %: {', '.join(costs)}; {begin_ms:.0f} ms to begin, {end_ms:.0f} to end"
+        )
         return rows
 
     def time_ms(self, way: Way, mark: Callable[[], object] = lambda: None) -> float:
@@ -390,7 +421,7 @@ def main(arguments: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     print(f"{options.ranks} ranks, {cores} cores ({platform.machine()}), median ms")
     if options.profile:
-        heads = "step", "truth", "exposed", "no core", "error %", "cost %", "CPU %"
+        heads = "step", "truth", "exposed", "no core", "error %", "cost %", "main %", "watch %"
         print(f"  {'':24}" + "".join(f"{head:>8}" for head in heads), flush=True)
     else:
         print(f"  {'':28}{'step':>10}{'more':>10}", flush=True)

@@ -405,6 +405,8 @@ un_status un_message_run(un_group *group, un_message *message, const un_call *ho
 un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
 bool un_message_done(const un_message *message);
 void un_group_set_eager(un_group *group, int64_t bytes);
+/* How long a rank may spin in a call before it sleeps, where there are cores for all ranks. */
+void un_group_set_spin(un_group *group, int64_t most_ns);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
 /* How many messages of `source` (-1: any) have arrived and match no receive; the oldest's tag. */

@@ -28,6 +28,7 @@ BAD = {
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_READ_PEERS": "never",
     "UNISONO_COPY_THREADS": "0",
+    "UNISONO_SPIN_US": "-1",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
     "UNISONO_REPRODUCIBLE": "rank",

@@ -54,7 +54,7 @@ typedef struct fifo_ends { /* of the FIFOs to and from one rank */
 
 /* How long to spin before sleeping. */
 typedef struct spinning {
-    int64_t ns;
+    int64_t ns, most_ns;
     uint32_t short_ones;   /* since the last longer trial, */
     uint32_t before_trial; /* and how many until the next */
     bool is_trial;

@@ -61,14 +61,18 @@ int64_t begin_spin(un_group *g, spinning *s, int peer) {
 
 void end_spin(const un_group *g, spinning *s, bool paid_off) {
     if (!paid_off && s->ns > SPIN_NS_LEAST) s->ns /= 2;
-    if (paid_off && s->ns < SPIN_NS_MOST) s->ns = s->is_trial ? TRIAL_NS : 2 * s->ns;
+    if (paid_off && s->ns < s->most_ns) s->ns = s->is_trial ? TRIAL_NS : 2 * s->ns;
     if (!s->is_trial) return;
     s->before_trial = paid_off || !g->crowded ? TRIAL_EVERY : 2 * s->before_trial;
     if (s->before_trial > YIELD_EVERY) s->before_trial = YIELD_EVERY;
 }
 
 void start_spinning(spinning *s) {
-    *s = (spinning){.ns = SPIN_NS_MOST / 2, .before_trial = TRIAL_EVERY};
+    *s = (spinning){.ns = SPIN_NS_MOST / 2, .most_ns = SPIN_NS_MOST, .before_trial = TRIAL_EVERY};
+}
+
+void un_group_set_spin(un_group *g, int64_t most_ns) {
+    if (!g->crowded) g->spin.ns = g->spin.most_ns = most_ns;
 }
 
 /* True once the flag is set. */

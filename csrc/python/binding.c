@@ -154,16 +154,19 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
 }
 
-/* configure(eager_bytes, may_read, copiers): see unisono.h; -1 copiers: as many as the cores allow */
+/* configure(eager_bytes, may_read, copiers, spin_ns): see unisono.h; -1 copiers: as many as the cores
+ * allow; -1 spin_ns: as constants.h says */
 static PyObject *group_configure(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
-    long long eager_bytes;
+    long long eager_bytes, spin_ns;
     int may_read, copiers;
-    if (!PyArg_ParseTuple(arguments, "Lpi", &eager_bytes, &may_read, &copiers)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "LpiL", &eager_bytes, &may_read, &copiers, &spin_ns))
+        return NULL;
     if (!self->group) Py_RETURN_NONE;
     un_group_set_eager(self->group, eager_bytes);
     if (!may_read) un_group_forbid_reading(self->group);
     if (copiers >= 0) un_group_set_copiers(self->group, copiers);
+    if (spin_ns >= 0) un_group_set_spin(self->group, spin_ns);
     Py_RETURN_NONE;
 }
 

@@ -292,6 +292,11 @@ COPY_THREADS = Variable(
     "threads of a rank that share a call on 1 MiB or more (1 to 4; default: half of its cores)",
     _whole(1, "a number of threads"),
 )
+SPIN = Variable(
+    "UNISONO_SPIN_US",
+    "microseconds that a waiting rank may spin before it sleeps (default: 200), given enough cores",
+    _whole(0, "microseconds"),
+)
 SITES = Variable(
     "UNISONO_SITES",
     "1: every call notes its source line, blocking ones too (0.1 to 0.2 us)",

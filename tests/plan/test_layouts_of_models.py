@@ -142,6 +142,8 @@ def test_a_step_has_its_parts() -> None:
     assert four.bubble_s == pytest.approx(3 / 8 * computing_s, rel=0.2)  # (pp - 1) / micro-batches
     halved = step_time(model, Layout(pp=4, micro_batches=8, chunks=2), 8, H100)
     assert halved.bubble_s == pytest.approx(four.bubble_s / 2, rel=0.05)
+    slow = step_time(model, Layout(micro_batches=8), 8, replace(H100, layer_call_s=1e-3))
+    assert slow.computing_s == pytest.approx(one.computing_s + 8 * 32 * 1e-3)
     dp = step_time(model, Layout(dp=8), 8, H100)
     assert 0 < dp.exposed_s["dp"] < dp.hidden_s["dp"]
 

@@ -1,11 +1,12 @@
 """`unisono doctor --topology FILE`: this machine as a topology, measured between two ranks.
 
 Latency is half of a ping-pong of 8 bytes, bandwidth comes from one of 64 MiB. Each of the two ranks
-adds, copies and multiplies on one thread while the other does the same. Medians.
+adds, copies and trains a transformer's layer on one thread while the other does the same. Medians.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
@@ -15,20 +16,21 @@ from pathlib import Path
 
 from unisono.launcher.functions import launch
 from unisono.output_files import write_text
-from unisono.plan.layouts.roofline import MATMUL_REACH, MEMORY_REACH
+from unisono.plan.layouts.model import Model
+from unisono.plan.layouts.roofline import MATMUL_REACH, MEMORY_REACH, layer_s
 from unisono.plan.sizes import format_seconds
 from unisono.plan.topology import Topology
 
-_MANY, _FEW, _SIDE = 2000, 12, 1024
+_MANY, _FEW = 2000, 12
 _LARGE = 64 << 20
+_LAYER = Model(layers=1, width=256, heads=4, positions=64, vocabulary=1, precision="float32")
+_BATCH = 16
+"""Sequences in the layer that is measured."""
 
 
 def write_topology(path: Path) -> str:
     """Measure this machine, write the file, and return a sentence about it."""
-    small_s, large_s, call_s, add_s, copy_s, product_s = launch(_measure, 2, threads=1)[0]
-    # Peaks of which products and copies reach what layouts assume (docs/layouts.md).
-    flops_per_s = 2 * _SIDE**3 / product_s / MATMUL_REACH
-    memory_bytes_per_s = 2 * _LARGE / copy_s / MEMORY_REACH
+    small_s, large_s, call_s, add_s, copy_s, one_s, batch_s = launch(_measure, 2, threads=1)[0]
     cores = len(os.sched_getaffinity(0))
     topology = Topology(
         path.stem,
@@ -38,23 +40,42 @@ def write_topology(path: Path) -> str:
         reduce_bytes_per_s=_LARGE / add_s,
         call_s=max(0.0, call_s - small_s),
         card_bytes_per_s=1e12,
-        flops_per_s=flops_per_s,
         memory_bytes=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // cores),
-        memory_bytes_per_s=memory_bytes_per_s,
+        memory_bytes_per_s=2 * _LARGE / copy_s / MEMORY_REACH,
         devices=cores,
         source=f"measured between two ranks: {platform.machine()}, {cores} cores, float32",
+    )
+    sequence_s = (batch_s - one_s) / (_BATCH - 1)
+    topology = dataclasses.replace(
+        topology,
+        flops_per_s=_peak(topology, sequence_s),
+        layer_call_s=max(0.0, one_s - sequence_s),
     )
     write_text(path, topology.to_toml())
     return (
         f"wrote {path}: {format_seconds(small_s)} a hop, "
         f"{topology.inside_bytes_per_s / 1e9:.1f} GB/s; a rank computes "
-        f"{2e-9 * _SIDE**3 / product_s:.0f} GFLOP/s and copies at {2e-9 * _LARGE / copy_s:.1f} GB/s"
+        f"{topology.flops_per_s * MATMUL_REACH / 1e9:.0f} GFLOP/s and copies at "
+        f"{2e-9 * _LARGE / copy_s:.1f} GB/s"
     )
+
+
+def _peak(topology: Topology, sequence_s: float) -> float:
+    """The peak with which layouts expect of the layer what was measured for a sequence more: its
+    products take a time that is inverse to the peak, and the rest always the same."""
+
+    def expected_s(flops_per_s: float) -> float:
+        device = dataclasses.replace(topology, flops_per_s=flops_per_s)
+        forward_s, core_s = layer_s(_LAYER, _LAYER.positions, 1, device)
+        return 3 * forward_s + core_s / 2
+
+    products = 2e9 * (expected_s(1e9) - expected_s(2e9))
+    return products / max(sequence_s - (expected_s(1e9) - products / 1e9), sequence_s / 4)
 
 
 def _measure() -> tuple[float, ...]:
     """On each of two ranks, seconds: of 8 bytes, of _LARGE bytes, of an all_reduce of 8 bytes, of
-    adding _LARGE bytes, of copying them, and of a product."""
+    adding _LARGE bytes, of copying them, and of a layer with one and with _BATCH sequences."""
     import numpy
     import torch
 
@@ -83,14 +104,21 @@ def _measure() -> tuple[float, ...]:
         return median_s(there_and_back, times) / 2
 
     mine, other = torch.ones(_LARGE // 4), torch.ones(_LARGE // 4)
-    left, right = torch.ones(_SIDE, _SIDE), torch.ones(_SIDE, _SIDE)
     small = torch.ones(2)
+    layer = torch.nn.TransformerEncoderLayer(
+        _LAYER.width, _LAYER.heads, _LAYER.inner, 0.0, "gelu", batch_first=True, norm_first=True
+    )
+
+    def train(sequences: int) -> None:
+        layer(torch.ones(sequences, _LAYER.positions, _LAYER.width)).sum().backward()
+
     found = [ping_pong_s(8, _MANY), ping_pong_s(_LARGE, _FEW)]
     found.append(median_s(lambda: comm.all_reduce(small), _MANY))
     alone: list[Callable[[], object]] = [
         lambda: mine.add_(other),
         lambda: mine.copy_(other),
-        lambda: torch.mm(left, right),
+        lambda: train(1),
+        lambda: train(_BATCH),
     ]
     for work in alone:
         comm.barrier()

@@ -24,7 +24,8 @@ class Topology:
     switch inside a node adds, too. `name` is its name, `source` where its numbers come from.
 
     A rank's device computes `flops_per_s` at most, and has `memory_bytes`, which it reads or writes
-    at `memory_bytes_per_s`; infinite: not known. The cluster has so many `devices`; 0: any number.
+    at `memory_bytes_per_s`; infinite: not known. To start the operators of a transformer's layer,
+    forward and backward, takes `layer_call_s`. The cluster has so many `devices`; 0: any number.
     Only layouts need these (docs/layouts.md).
 
     Raises ValueError for invalid values. See also `find_topology`.
@@ -51,6 +52,7 @@ class Topology:
     flops_per_s: float = math.inf
     memory_bytes: float = math.inf
     memory_bytes_per_s: float = math.inf
+    layer_call_s: float = 0.0
     devices: int = 0
     source: str = ""
 

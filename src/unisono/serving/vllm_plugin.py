@@ -5,6 +5,7 @@ vLLM calls `register` in each of its processes (entry point `vllm.general_plugin
 """
 
 import logging
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,8 @@ from unisono import variables
 TRIED = ("0.32.",)
 COMMUNICATOR = "unisono.serving.vllm_communicator.UnisonoCpuCommunicator"
 _log = logging.getLogger("unisono")
+_SPIN_US = "2000"
+"""vLLM's engine core takes a core whenever a worker sleeps, and does not give it back at once."""
 _is_registered = False
 
 
@@ -39,6 +42,7 @@ def register() -> None:
 
         utils.init_gloo_process_group = group_outside_the_world
     if asked["UNISONO_VLLM=1"]:
+        os.environ.setdefault(variables.SPIN.name, _SPIN_US)
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu():

@@ -71,10 +71,12 @@ class EngineTransport(Transport):
         self._refused_messages: list[Work] = []
         eager_bytes = variables.EAGER_SEND.read()
         threads = variables.COPY_THREADS.read()
+        spin_us = variables.SPIN.read()
         self.group.configure(
             -1 if eager_bytes is None else eager_bytes,
             variables.READ_PEERS.read() is not False,
             -1 if threads is None else threads - 1,
+            -1 if spin_us is None else 1000 * spin_us,
         )
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
