@@ -7,18 +7,11 @@ messages name ranks and numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imports here slow down the start of every process
-    from typing import TypedDict, Unpack
-
     from unisono.launcher.outcomes import RankEnding
-
-    class _Where(TypedDict, total=False):
-        rank: int
-        group: str
-        call: int
 
 
 class UnisonoError(RuntimeError):
@@ -27,6 +20,15 @@ class UnisonoError(RuntimeError):
     >>> issubclass(unisono.PeerLost, unisono.UnisonoError)
     True
     """
+
+    def __init__(self, *text: object, **fields: Any) -> None:
+        """`fields` are attributes that the class has; those left out have the class's values."""
+        super().__init__(*text)
+        for name, value in fields.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no field {name!r}")
+            is_tuple = isinstance(getattr(type(self), name), tuple)
+            setattr(self, name, tuple(value) if is_tuple else value)
 
 
 class Misuse(UnisonoError):
@@ -100,12 +102,10 @@ class GroupError(UnisonoError):
     True True
     """
 
-    def __init__(self, message: str, *, rank: int = -1, group: str = "", call: int = 0) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.group = group
-        self.call = call
-        self.report: Any = None
+    rank: int = -1
+    group: str = ""
+    call: int = 0
+    report: Any = None
 
 
 class CollectiveMismatch(GroupError):
@@ -122,19 +122,9 @@ class CollectiveMismatch(GroupError):
     all_reduce of float32, 2 elements, sum ()
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        calls: Sequence[str | None] = (),
-        sites: Sequence[str | None] = (),
-        culprits: Sequence[int] = (),
-        **where: Unpack[_Where],
-    ) -> None:
-        super().__init__(message, **where)
-        self.calls = tuple(calls)
-        self.sites = tuple(sites)
-        self.culprits = tuple(culprits)
+    calls: tuple[str | None, ...] = ()
+    sites: tuple[str | None, ...] = ()
+    culprits: tuple[int, ...] = ()
 
 
 class CollectiveTimeout(GroupError):
@@ -150,19 +140,9 @@ class CollectiveTimeout(GroupError):
     >>> comm.barrier()  # rank 1 waits here
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        arrived: Sequence[int] = (),
-        missing: Sequence[int] = (),
-        stalled: Sequence[int] = (),
-        **where: Unpack[_Where],
-    ) -> None:
-        super().__init__(message, **where)
-        self.arrived = tuple(arrived)
-        self.missing = tuple(missing)
-        self.stalled = tuple(stalled)
+    arrived: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    stalled: tuple[int, ...] = ()
 
 
 class PeerLost(GroupError):
@@ -178,9 +158,7 @@ class PeerLost(GroupError):
     ...         assert error.peer == 1
     """
 
-    def __init__(self, message: str, *, peer: int = -1, **where: Unpack[_Where]) -> None:
-        super().__init__(message, **where)
-        self.peer = peer
+    peer: int = -1
 
 
 class NoQuorum(GroupError):
@@ -196,11 +174,7 @@ class NoQuorum(GroupError):
     ()
     """
 
-    def __init__(
-        self, message: str, *, members: Sequence[int] = (), **where: Unpack[_Where]
-    ) -> None:
-        super().__init__(message, **where)
-        self.members = tuple(members)
+    members: tuple[int, ...] = ()
 
 
 class MessageMismatch(GroupError):
@@ -231,9 +205,7 @@ class DeadlockError(GroupError):
     [0, 1]
     """
 
-    def __init__(self, message: str, *, cycle: Sequence[int] = (), **where: Unpack[_Where]) -> None:
-        super().__init__(message, **where)
-        self.cycle = tuple(cycle)
+    cycle: tuple[int, ...] = ()
 
 
 class GroupAborted(GroupError):
@@ -250,12 +222,8 @@ class GroupAborted(GroupError):
     1 out of data
     """
 
-    def __init__(
-        self, message: str, *, peer: int = -1, reason: str = "", **where: Unpack[_Where]
-    ) -> None:
-        super().__init__(message, **where)
-        self.peer = peer
-        self.reason = reason
+    peer: int = -1
+    reason: str = ""
 
 
 class GroupClosed(GroupError):
@@ -288,20 +256,10 @@ class WeightUpdateError(UnisonoError):
     True
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        version: int = -1,
-        failed: Mapping[int, str] | None = None,
-        committed: bool = False,
-        group_ended: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.version = version
-        self.failed = dict(failed or {})
-        self.committed = committed
-        self.group_ended = group_ended
+    version: int = -1
+    failed: Mapping[int, str] = {}
+    committed: bool = False
+    group_ended: bool = False
 
 
 class WeightMismatch(WeightUpdateError):
@@ -318,9 +276,7 @@ class WeightMismatch(WeightUpdateError):
     (('weight', 'float32 (2, 2)', 'rank 1: float32 (2, 3)'),)
     """
 
-    def __init__(self, message: str, *, differences: Sequence[tuple[str, str, str]] = ()) -> None:
-        super().__init__(message)
-        self.differences = tuple(differences)
+    differences: tuple[tuple[str, str, str], ...] = ()
 
 
 class RanksFailed(UnisonoError):
@@ -336,12 +292,8 @@ class RanksFailed(UnisonoError):
     1 ValueError: no such file
     """
 
-    def __init__(
-        self, message: str, *, first: int = -1, endings: Sequence[RankEnding] = ()
-    ) -> None:
-        super().__init__(message)
-        self.first = first
-        self.endings = tuple(endings)
+    first: int = -1
+    endings: tuple[RankEnding, ...] = ()
 
 
 class RanksTimedOut(RanksFailed):
@@ -370,11 +322,9 @@ class ScheduleError(UnisonoError):
     unisono.errors.ScheduleError: ...
     """
 
-    def __init__(self, message: str, *, rank: int = -1, chunk: int = -1, step: int = -1) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.chunk = chunk
-        self.step = step
+    rank: int = -1
+    chunk: int = -1
+    step: int = -1
 
 
 # -- ranks and numbers in messages ----------------------------------------------------------------

@@ -45,7 +45,7 @@ class Variable(Generic[Value]):
         try:
             return self._read(os.environ)
         except ValueError as error:
-            _warn_once(str(error))
+            _warn_once(f"{error}: it is ignored")
             return None
 
     def _read(self, environment: Mapping[str, str]) -> Value | None:
@@ -68,8 +68,8 @@ class Variable(Generic[Value]):
 
 
 @functools.cache
-def _warn_once(problem: str) -> None:
-    _log.warning("%s: it is ignored", problem)
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def mention_misspelt() -> None:
@@ -87,18 +87,14 @@ def _mention_misspelt(names: tuple[str, ...]) -> None:
             from difflib import get_close_matches
 
             for likely in get_close_matches(name, known, 1, cutoff=0.85):
-                _warn_once(f"{name} is not a variable of unisono (did you mean {likely}?)")
+                meant = f"(did you mean {likely}?): it is ignored"
+                _warn_once(f"{name} is not a variable of unisono {meant}")
 
 
 def mention_nccl_algo() -> None:
     """Warn once, if NCCL_ALGO is set, that it has no effect on unisono's own groups."""
     if algorithms := os.environ.get("NCCL_ALGO"):
-        _say_who_chooses(algorithms)
-
-
-@functools.cache
-def _say_who_chooses(algorithms: str) -> None:
-    _log.warning("NCCL_ALGO=%s is for NCCL: UNISONO_ALGO chooses here", algorithms)
+        _warn_once(f"NCCL_ALGO={algorithms} is for NCCL: UNISONO_ALGO chooses here")
 
 
 # -- parsing -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from ranks import RankPool
 from unisono.cli import main
 from unisono.comm.communicator import Communicator
-from unisono.doctor import known_variables, machine, ranks, software
+from unisono.doctor import diagnosis, known_variables, machine, software
 from unisono.doctor.machine import Finding
 from unisono.doctor.self_test import SelfTest
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
@@ -249,7 +249,7 @@ def test_the_command_is_green_here_and_reads_well() -> None:
 
 
 def test_json_is_for_programs(fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "launch", fresh_pool.launch)
+    monkeypatch.setattr(diagnosis, "launch", fresh_pool.launch)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     done = CliRunner().invoke(main, ["doctor", "--json", "--backends", "gloo,nonsense"])
     said = json.loads(done.stdout)
@@ -273,8 +273,8 @@ def test_without_backends_no_rank_is_started() -> None:
 def test_a_wrong_result_is_red_and_fails_the_command(
     fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "launch", fresh_pool.launch)
-    monkeypatch.setattr(ranks, "_run", run_with_a_fault)
+    monkeypatch.setattr(diagnosis, "launch", fresh_pool.launch)
+    monkeypatch.setattr(diagnosis, "_run", run_with_a_fault)
     said = CliRunner().invoke(main, ["doctor", "--backends", "unisono"])
     assert said.exit_code == 1
     assert re.search(r"^  WRONG broadcast .*rank 0: element 999 is", said.output, re.M)
@@ -296,11 +296,11 @@ def run_with_a_fault(backend: str, folder: str) -> SelfTest:
     return REAL_RUN(backend, folder)
 
 
-REAL_RUN = ranks._run
+REAL_RUN = diagnosis._run
 
 
 def test_more_gpus_than_there_are_is_one_sentence() -> None:
-    (check,) = ranks.try_backend("nccl", 64).checks
+    (check,) = diagnosis.try_backend("nccl", 64).checks
     assert not check.ok
     assert check.message.startswith(("torch has no backend nccl", "nccl needs a GPU for each"))
 

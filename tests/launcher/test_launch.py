@@ -668,6 +668,11 @@ def test_exceptions_survive_a_pickle() -> None:
     assert (str(again), again.first) == ("text", 1)
 
 
+def test_an_exception_has_no_other_fields_than_its_class() -> None:
+    with pytest.raises(TypeError, match="RanksFailed has no field 'last'"):
+        RanksFailed("text", last=1)
+
+
 # -- on Ray: what needs no cluster; the rest is in test_on_ray.py ----------------------------------
 
 

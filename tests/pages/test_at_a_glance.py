@@ -7,8 +7,7 @@ from pathlib import Path
 from pages.browsing import OpenPage, until
 from unisono.bench import html
 from unisono.bench.results import read
-from unisono.doctor.incident_page import incident_page
-from unisono.doctor.saved_reports import Incident, Reading
+from unisono.doctor.saved_reports import Incident, Reading, incident_page
 from unisono.plan import find, verify
 from unisono.plan.player import schedule_page
 from unisono.watch.report import CallReport, RankReport, Report

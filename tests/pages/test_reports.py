@@ -10,8 +10,7 @@ import pytest
 from pages.browsing import OpenPage
 from unisono.bench import html
 from unisono.bench.results import Run, from_json, read
-from unisono.doctor.incident_page import incident_page
-from unisono.doctor.saved_reports import Incident, Reading
+from unisono.doctor.saved_reports import Incident, Reading, incident_page
 from unisono.watch.report import CallReport, RankReport, Report
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -29,9 +29,8 @@ from unisono.demo import command as demo_command
 from unisono.demo import scenes
 from unisono.doctor import diagnosis
 from unisono.doctor.host_links import HostFacts, LinkFacts, judge, show_hosts
-from unisono.doctor.incident_page import incident_page
 from unisono.doctor.machine import fail, ok, warn
-from unisono.doctor.saved_reports import read
+from unisono.doctor.saved_reports import incident_page, read
 from unisono.doctor.self_test import Check, SelfTest
 from unisono.watch.command import render
 from unisono.watch.report import CallReport, RankReport, Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.watch.periods import find_steps
+from unisono.watch.steps import find_steps
 
 
 @pytest.mark.parametrize(

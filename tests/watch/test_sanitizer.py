@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torch_names import since_2_13
 from unisono import watch
 from unisono.training import GradientSync
+from unisono.watch.report import Report
 from unisono.watch.sanitizer.exchange import Exchange
 from unisono.watch.sanitizer.replicas import fingerprint
-from unisono.watch.sanitizer.verdicts import Discrepancy, Judgement
+from unisono.watch.sanitizer.verdicts import Judgement
 from user_programs import WriteProgram
 
 
@@ -448,7 +449,7 @@ def facts(**changed: Any) -> dict[str, Any]:
 
 
 def test_facts_that_differ_by_chance_prove_nothing() -> None:
-    told: list[Discrepancy] = []
+    told: list[Report] = []
     verdicts = Judgement(told.append)
     name = "parameter 0"
     # Parts of a flat buffer: never the same, and neither are their gradients.

@@ -30,6 +30,7 @@ from unisono import watch
 from unisono.cli import main
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory import record_reader
+from unisono.comm.shared_memory.error_texts import dtype_name
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import GroupAborted, UnisonoError
@@ -742,7 +743,7 @@ def test_asking_by_signal_harms_no_process_whose_threads_run(program: WriteProgr
                 count(10)
         os.waitpid(child, os.WUNTRACED)
         os.kill(child, signal.SIGCONT)
-        names = {stack.thread for stack in _ask_by_signal(child, DEFAULT_SIGNAL, int)}
+        names = {stack.thread for stack in _ask_by_signal(child, DEFAULT_SIGNAL)}
         for _ in range(1000):
             signal_thread(child, child, DEFAULT_SIGNAL)
             time.sleep(0.003)
@@ -1031,7 +1032,8 @@ def test_a_rank_in_two_cycles_tells_of_one(program: WriteProgram) -> None:
 def test_the_backend_that_torch_chose_is_named(program: WriteProgram) -> None:
     script = program("""
         import os, torch.distributed as dist
-        from unisono.comm.shared_memory.record_reader import read_process
+        from unisono.comm.shared_memory.error_texts import dtype_name
+from unisono.comm.shared_memory.record_reader import read_process
         dist.init_process_group()
         print([group.backend for group in read_process(os.getpid())])
     """)
@@ -1045,7 +1047,8 @@ def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
     script = program("""
         import os, time
         import torch, torch.distributed as dist
-        from unisono.comm.shared_memory.record_reader import read_process
+        from unisono.comm.shared_memory.error_texts import dtype_name
+from unisono.comm.shared_memory.record_reader import read_process
         rank, size = dist.get_rank(), dist.get_world_size()
         x = torch.arange(4.0) + rank
         dist.all_reduce(x)
@@ -1164,3 +1167,11 @@ def test_check_compares_before_data_moves(program: WriteProgram) -> None:
     """)
     outcome = run_on_ranks(script, 2, "checked")
     assert all("refused True 2" in text.splitlines() for text in outcome.said), outcome.said
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.float8_e5m2])
+def test_a_watched_group_names_every_dtype_of_torch(dtype: torch.dtype) -> None:
+    from unisono.watch.torch_group import _measure
+
+    code, size_bytes = _measure([torch.empty(3, dtype=dtype)])
+    assert (dtype_name(code), size_bytes) == (str(dtype).removeprefix("torch."), 3 * dtype.itemsize)

@@ -123,12 +123,10 @@ def _check_hosts(as_json: bool) -> bool:
 
 
 def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool, html: Path | None) -> bool:
-    from unisono.doctor.saved_reports import print_json, print_reports, read
+    from unisono.doctor.saved_reports import incident_page, print_json, print_reports, read
 
     reading = read(files)
     if html is not None and reading.incidents:
-        from unisono.doctor.incident_page import incident_page
-
         check_writable(html)
         write_text(html, incident_page(reading))
         click.echo(f"wrote {html}", err=True)

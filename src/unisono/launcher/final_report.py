@@ -11,9 +11,8 @@ from pathlib import Path
 from unisono.errors import RanksFailed, UnisonoError, name_ranks, plural
 from unisono.launcher.outcomes import Rank, place_of
 from unisono.output_files import write_text
-from unisono.watch.advice import ADVICE
 from unisono.watch.exit_status import STATUS
-from unisono.watch.report import Report, global_culprits, in_brief, load
+from unisono.watch.report import ADVICE, Report, global_culprits, in_brief, load
 
 _SCREEN = 24
 """After so many lines the headline has left the screen: it is said once more."""

@@ -10,28 +10,23 @@ waiting.py, comparing.py      what it looks for: calls that wait too long, calls
 sight.py, journal.py          what this process sees of its job; the reports that it has made
 exit_status.py                how this process ends
 calls.py                      calls of all connected groups: who waits for whom
-odd_calls.py                  of ranks that wait for each other, those to blame
 differences.py, hangs.py      from records to a verdict: calls that differ, ranks that wait
-whereabouts.py                where a process is, as reports say it
+whereabouts.py                where a process is: from its stacks, else from the system
 sanitizer/                    what makes numbers wrong without an error
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
-periods.py                    the steps of a program, found from its calls' own period
 absent.py                     ranks that do not come when a group is made
 slow.py, garbage.py           a rank for which the others wait repeatedly; or for garbage collection
-report.py, failure.py         reports: text, saving and loading; the report of an exception
-advice.py                     what to do about a report
+report.py, failure.py         reports: text, saving, loading, advice; the report of an exception
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
-memory_files.py               anonymous files of watched processes
+memory_files.py               anonymous files of watched processes, and rings of numbers in them
 store_calls.py                the keys of torch's Store that it waits for, and has set
 torch_group.py, attach.py     a torch process group that records, and how it is installed
 summaries.py                  counts, times, who is late
-tracing.py, traces.py         a trace: what it follows; Chrome's and Perfetto's format
-host_traces.py                its parts, from host to host, and their clocks
+tracing.py, traces.py         a trace: what it follows, over hosts; Chrome's and Perfetto's format
 waits.py                      when this rank waits, and when its steps begin
 profiles.py                   where the time of steps goes
-profile_advice.py             what to do about it
-profile_views.py              a profile as text, JSON and HTML
+profile_views.py              a profile as text, JSON and HTML, and what it advises
 top.py                        the running jobs of this user, rank by rank
 command.py                    `unisono top`: the jobs in a terminal
 debug.py                      torch's and NCCL's own debug settings
@@ -56,7 +51,6 @@ from unisono.errors import GroupError, UnisonoError
 from unisono.watch import exit_status, steps
 from unisono.watch.comparing import tell_splits
 from unisono.watch.failure import describe_own_end, report_of_error
-from unisono.watch.host_traces import TOPIC, inbox
 from unisono.watch.job_view import FAREWELL, RECORDS, SPLITS, Answers, look_at_job, open_links
 from unisono.watch.journal import discard_unless_failed
 from unisono.watch.monitor import Monitor
@@ -64,6 +58,7 @@ from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
 from unisono.watch.summaries import Summary, summarise
 from unisono.watch.traces import Trace
+from unisono.watch.tracing import TOPIC, inbox
 from unisono.watch.whereabouts import Whereabouts
 
 __all__ = [
@@ -91,8 +86,6 @@ Answer = TypeVar("Answer")
 _session: SanitizerSession | None = None
 _waits: WaitNotes | None = None
 _monitor: Monitor | None = None
-_detach: Callable[[], None] | None = None
-"""Undoes `attach`."""
 _logger = logging.getLogger("unisono")
 
 
@@ -172,8 +165,8 @@ def stop() -> None:
     _leave_sanitizer()
     atexit.unregister(_at_exit)
     if monitor is not None:
-        if _detach is not None:
-            _detach()
+        if "unisono.watch.attach" in sys.modules:
+            sys.modules["unisono.watch.attach"].detach()
         monitor.stop()
         _answer_other_hosts({})
 
@@ -188,11 +181,18 @@ def _answer_other_hosts(answers: dict[str, Callable[[Any], Any]]) -> None:
     questions.last_words[:] = [_last_words] if answers else []
 
 
+def _running() -> Monitor:
+    """The watch of this process, which starts if it is off."""
+    if _monitor is None:
+        start()
+    assert _monitor is not None
+    return _monitor
+
+
 def _watch_torch() -> None:
     """Once torch is imported: watch its groups, and count the steps of its optimizers."""
-    global _detach
     if _monitor is not None:
-        from unisono.watch.attach import attach, detach
+        from unisono.watch.attach import attach
 
         settings = _monitor.settings
         steps.count_training_steps()
@@ -201,7 +201,6 @@ def _watch_torch() -> None:
             _waits.watch_torch()
         if settings.sanitize:
             _sanitize()
-        _detach = detach
 
 
 def _follow_group(group: Any) -> None:
@@ -288,10 +287,8 @@ def sanitize() -> None:
 def _sanitize(*place: Any) -> None:
     """`place` is a store for the facts, this rank and the number of ranks; by default torch's."""
     global _session
-    if _session is not None:
-        return
-    if _monitor is None:
-        start()
+    if _session is None:
+        _running()
     if _session is None:  # `start` may have done it
         from unisono.watch.sanitizer.session import SanitizerSession
 
@@ -355,11 +352,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     ...     assert "all_reduce" in open(path).read()
     ...     os.remove(path)
     """
-    if _monitor is None:
-        start()
-    monitor = _monitor
-    assert monitor is not None
-    with monitor.tracing.during(Trace(path)):
+    with _running().tracing.during(Trace(path)):
         yield
 
 
@@ -387,10 +380,7 @@ def profile(path: str | os.PathLike[str] | None = None) -> Iterator[list[Profile
 
     found: list[Profile] = []
     was_noting = _waits is not None
-    if _monitor is None:
-        start()
-    monitor = _monitor
-    assert monitor is not None
+    monitor = _running()
     trace = ProfileTrace(path, {}, found.append)
     _note_waits()
     try:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -22,9 +22,9 @@ from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of
 from unisono.watch.calls import line_of
 from unisono.watch.job_view import own_host
-from unisono.watch.report import RankReport, Report
+from unisono.watch.report import RankReport, Report, describe_rank
 from unisono.watch.stacks import calling_line
-from unisono.watch.whereabouts import Ask, Whereabouts, describe_rank
+from unisono.watch.whereabouts import Ask, Whereabouts
 
 _FILES = (
     os.path.join("torch", "distributed", "distributed_c10d.py"),
@@ -39,15 +39,26 @@ _LAUNCHED = ("WORLD_SIZE", "MASTER_PORT", "UNISONO_RENDEZVOUS")
 @dataclass(frozen=True)
 class OverdueMaking:
     """A call of this process that makes a group: the function, the line of the program, since when;
-    `members` are global ranks, none for all; None in the call that makes the world."""
+    `members` are global ranks, none for all; None in the call that makes the world. A call of ours
+    says itself what it makes (`own`): then `members` are ranks of its parent."""
 
     function: str
     line: str
     since_s: float
     members: tuple[int, ...] | None
+    own: makings.Making | None = None
 
     def processes(self, groups: Iterable[GroupRecords]) -> dict[int, Process]:
-        """The processes that it needs, as far as they are known, by global rank."""
+        """The processes that it needs, as far as they are known, by rank."""
+        if self.own is not None:
+            parent, here = self.own.parent, own_host()
+            if parent is None or parent.rank not in self.own.notes():
+                return {}  # the note is too long
+            peers = {rank: parent.membership.members[rank] for rank in self.own.living_members()}
+            return {
+                rank: (here if peer.is_here else peer.host, peer.pid)
+                for rank, peer in peers.items()
+            }
         if self.members is None:
             return {rank: (own_host(), pid) for rank, pid in _launched_together().items()}
         known = {member.global_rank: member.process for group in groups for member in group.ranks}
@@ -55,19 +66,26 @@ class OverdueMaking:
 
     def report(self, processes: Mapping[int, Process], ask: Ask) -> Report | None:
         """Who has not come; None if all have."""
+        name = self.function.partition("(")[0] if self.own else self.function
+        group = "world" if self.members is None else f"of {name_ranks(self.members)}"
         ranks = [self._describe(rank, of, ask(of)) for rank, of in sorted(processes.items())]
         absent = [rank for rank in ranks if not rank.arrived]
         reached = f"reached {self.function} ({self.line})"
         size = int(os.environ.get("WORLD_SIZE") or 0)
-        if absent:
+        who: list[int] = []
+        if self.own is not None and self.own.parent is None:
+            kind, group = "elsewhere", "?"
+            verdict = f"{self.function} ({self.line}) waits for processes that have not joined"
+            me = own_host(), os.getpid()
+            ranks = [describe_rank(RankRecords(0, 0, me[1], ()), ask(me), True)]
+        elif absent:
             first = absent[0]
             who = [rank.rank for rank in absent if rank.where() == first.where()]
             on = f" on {first.host}" if first.host and len(who) == 1 else ""
             it = f"it {first.where()}" if len(who) == 1 else f"they {plural(first.where())}"
             kind, verdict = "hang", f"{name_ranks(who)}{on} never {reached}: {it}"
         elif self.members is None and 0 < len(ranks) < size:
-            kind, who = "elsewhere", []
-            others = name_number(size - len(ranks), "rank")
+            kind, others = "elsewhere", name_number(size - len(ranks), "rank")
             verdict = (
                 f"{name_ranks(list(processes))} {reached}: of {others} that another launcher or "
                 "machine started, some have not, or cannot be reached"
@@ -81,9 +99,9 @@ class OverdueMaking:
         return Report(
             kind=kind,
             verdict=verdict,
-            group="world" if self.members is None else f"of {name_ranks(self.members)}",
-            backend="torch",
-            operation=self.function,
+            group=group,
+            backend="unisono" if self.own else "torch",
+            operation=name,
             call=None,
             culprits=tuple(who),
             site=line_of(absent[0].place) if absent else self.line,
@@ -93,39 +111,9 @@ class OverdueMaking:
 
     def _describe(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
         member = RankRecords(rank, rank, process[1], records=(), host=process[0])
-        has_come = any(line.endswith(f" in {self.function}") for line in where.stack)
-        return describe_rank(member, where, has_come)
-
-
-@dataclass(frozen=True)
-class OwnMaking(OverdueMaking):
-    """A call of ours, which says itself what it makes: `members` are ranks of its parent."""
-
-    own: makings.Making
-
-    def processes(self, groups: Iterable[GroupRecords]) -> dict[int, Process]:
-        if self.own.parent is None or self.own.parent.rank not in self.own.notes():
-            return {}  # the note is too long
-        here, peers = own_host(), self.own.parent.membership.members
-        ranks = self.own.living_members()
-        return {
-            rank: (here if peers[rank].is_here else peers[rank].host, peers[rank].pid)
-            for rank in ranks
-        }
-
-    def report(self, processes: Mapping[int, Process], ask: Ask) -> Report | None:
-        name = self.function.partition("(")[0]
-        if self.own.parent is not None:
-            report = super().report(processes, ask)
-            return report and replace(report, backend="unisono", operation=name)
-        me = describe_rank(RankRecords(0, 0, os.getpid(), ()), ask((own_host(), os.getpid())), True)
-        verdict = f"{self.function} ({self.line}) waits for processes that have not joined"
-        waited_s = time.monotonic() - self.since_s
-        call = "unisono", name, None, (), self.line
-        return Report("elsewhere", verdict, "?", *call, waited_s=waited_s, ranks=(me,))
-
-    def _describe(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
-        member = RankRecords(rank, rank, process[1], records=(), host=process[0])
+        if self.own is None:
+            has_come = any(line.endswith(f" in {self.function}") for line in where.stack)
+            return describe_rank(member, where, has_come)
         says = self.own.notes().get(rank)
         call = says.what.rpartition(" at ")[0] if says else ""
         return describe_rank(member, where, says is not None and self.own.key in says.keys, call)
@@ -183,7 +171,7 @@ def _maker(frame: FrameType | None) -> FrameType | None:
 def _making(thread: int, call: FrameType | makings.Making, since_s: float) -> OverdueMaking:
     if isinstance(call, makings.Making):
         line = calling_line(sys._current_frames().get(thread)) or "?"
-        return OwnMaking(call.what, line, since_s, tuple(call.living_members()), call)
+        return OverdueMaking(call.what, line, since_s, tuple(call.living_members()), call)
     frame = call
     name, line = frame.f_code.co_name, calling_line(frame) or "?"
     if name in _OF_WORLD:

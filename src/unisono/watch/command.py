@@ -17,8 +17,8 @@ from unisono.errors import Misuse
 from unisono.plan.sizes import format_bytes
 from unisono.processes import command_of, state_of
 from unisono.show.table import Column, build_table, to_json
-from unisono.watch.stack_server import whereabouts
 from unisono.watch.top import Job, RankRow, Verdicts, jobs
+from unisono.watch.whereabouts import whereabouts
 
 _PERIOD_S = 1.0
 _MOST_FRAMES = 12

@@ -12,15 +12,20 @@ from dataclasses import replace
 from unisono.comm.on_rows.mismatches import Mismatch, PairwiseSizes, find_majority, find_minority
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import name_ranks
-from unisono.watch.alignment import LineShift, expected_call, find_shift
+from unisono.watch.alignment import LONGEST_PATTERN, LineShift, expected_call, find_shift
 from unisono.watch.calls import by_number, call_name, describe_call, line_of
-from unisono.watch.report import Report, add_history
+from unisono.watch.report import (
+    Report,
+    add_history,
+    describe_rank,
+    name_rank,
+    report_about,
+    with_global,
+)
 from unisono.watch.steps import Shift, Steps, sentence, step_name
-from unisono.watch.whereabouts import Ask, describe_rank, name_rank, report_about, with_global
+from unisono.watch.whereabouts import Ask
 
 _BALANCE = 1 << 24
-LONGEST_PATTERN = 64
-"""In how many calls a repetition is looked for."""
 _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 
@@ -131,19 +136,12 @@ def shifted(group: GroupRecords, found: Report) -> Report:
     by_lines, by_steps = find_shift(group), Steps().look(group)
     if by_steps and (by_lines is None or by_steps.first + max(by_steps.counts) <= by_lines.number):
         verdict = _in_step(group, by_steps)
-        details = (*verdict.details, found.verdict, *found.details)
-        return replace(verdict, details=details, ranks=found.ranks)
-    return found if by_lines is None else _apart(group, by_lines, found)
-
-
-def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
-    """A rank whose calls are shifted, and what was `found` because of that."""
-    verdict = report_about(group, "apart", shift.sentence(group.name), shift.calls[0], [shift.rank])
-    verdict = replace(verdict, call=shift.number, details=shift.window)
-    if found is None:
-        return verdict
-    details = (*shift.window, found.verdict, *found.details)
-    return replace(verdict, details=details, ranks=found.ranks, waited_s=found.waited_s)
+    elif by_lines is not None:
+        verdict = replace(_by_lines(group, by_lines), waited_s=found.waited_s)
+    else:
+        return found
+    details = (*verdict.details, found.verdict, *found.details)
+    return replace(verdict, details=details, ranks=found.ranks)
 
 
 def shifted_by_lines(group: GroupRecords) -> Report | None:
@@ -151,13 +149,19 @@ def shifted_by_lines(group: GroupRecords) -> Report | None:
     shift = find_shift(group)
     if shift is None or not shift.is_certain:
         return None
-    return add_history(_apart(group, shift), [group])
+    return add_history(_by_lines(group, shift), [group])
 
 
 def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     """The step in which one rank made more or fewer calls than the others, if there is one."""
     shift = steps.look(group)
     return None if shift is None else add_history(_in_step(group, shift), [group])
+
+
+def _by_lines(group: GroupRecords, shift: LineShift) -> Report:
+    said, first = shift.sentence(group.name), shift.calls[0]
+    found = report_about(group, "apart", said, first, [shift.rank], shift.window)
+    return replace(found, call=shift.number)
 
 
 def _in_step(group: GroupRecords, shift: Shift) -> Report:

@@ -20,9 +20,9 @@ from unisono.watch.calls import CREATIONS, line_of, newest_calls
 from unisono.watch.differences import mismatch
 from unisono.watch.hangs import hang
 from unisono.watch.job_view import JobView, look_at_job, may_ask, open_links
-from unisono.watch.report import Report, add_history
+from unisono.watch.report import Report, add_history, describe_rank
 from unisono.watch.stacks import describe_error
-from unisono.watch.whereabouts import Ask, Whereabouts, describe_rank
+from unisono.watch.whereabouts import Ask, Whereabouts
 
 _LAST = 256
 _HOW = re.compile(r"\(pid \d+[^)]*\) ((?:was killed|exited) [^;\n]+)")

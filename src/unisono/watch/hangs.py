@@ -16,6 +16,7 @@ from unisono.cases.primitives import primitive_of
 from unisono.comm.shared_memory.error_texts import stalled_ranks
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
+from unisono.watch.alignment import off_pattern, outvoted
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -29,17 +30,17 @@ from unisono.watch.calls import (
     waits,
 )
 from unisono.watch.differences import mismatch, shifted
-from unisono.watch.odd_calls import off_pattern, outvoted
-from unisono.watch.report import RankReport, Report, add_history
-from unisono.watch.store_calls import without_numbers
-from unisono.watch.whereabouts import (
-    Ask,
-    Whereabouts,
+from unisono.watch.report import (
+    RankReport,
+    Report,
+    add_history,
     describe_rank,
     report_about,
     with_global,
     with_line,
 )
+from unisono.watch.store_calls import without_numbers
+from unisono.watch.whereabouts import Ask, Whereabouts
 
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -21,8 +21,8 @@ from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.watch.calls import of_creations, snapshot
 from unisono.watch.report import build
-from unisono.watch.stack_server import request_stacks, whereabouts
-from unisono.watch.whereabouts import Ask, Whereabouts
+from unisono.watch.stack_server import answer_if_asked, request_stacks
+from unisono.watch.whereabouts import Ask, Whereabouts, whereabouts
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links
@@ -52,7 +52,7 @@ class JobView:
 def open_links() -> list[Links]:
     """The connections of this process to other hosts, if its job has any; a world each."""
     module = sys.modules.get("unisono.comm.hosts.links")  # otherwise it has none
-    return [] if module is None else [links for links in module.all_links if links.is_open()]
+    return [links for links in module.all_links if links.is_open()] if module else []
 
 
 def own_host() -> str:
@@ -81,21 +81,20 @@ def look_at_job(
     *,
     wants_stacks: bool = True,
     with_children: bool = True,
-    meanwhile: Callable[[], object] | None = None,
     hurry_s: float = 0.0,
 ) -> JobView:
     """What all hosts see now. `where` says where a process of this host is, `last` is the number of
-    records of each rank; `with_children` interrupts children on other hosts, too; `meanwhile` is
-    called while waiting for others. With `hurry_s`, not much longer than that."""
+    records of each rank; `with_children` interrupts children on other hosts, too. With `hurry_s`,
+    not much longer than that."""
     host = own_host()
-    here = _on_host(snapshot([os.getpid()], last), host)
+    here = own_groups(snapshot([os.getpid()], last))
     if wants_stacks:
         request_stacks(member.pid for group in here for member in group.ranks)
     groups = list(here)
     known: dict[Process, Whereabouts] = {}
     for links in open_links():
         asked = {"last": last, "stacks": wants_stacks, "children": with_children}
-        limits = (hurry_s, meanwhile, 0.0) if hurry_s else (_ANSWER_S, meanwhile)
+        limits = (hurry_s, answer_if_asked, 0.0) if hurry_s else (_ANSWER_S, answer_if_asked)
         answers = links.ask_hosts(RECORDS, asked, *limits)
         for number, (peer, answer) in answers.items():
             groups += _hear(links, peer, answer)
@@ -105,23 +104,16 @@ def look_at_job(
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
-        found = known.get(process)
-        if found is None:
-            found = where(process) if process[0] == host else Whereabouts()
-        return found
+        if process in known:
+            return known[process]
+        return where(process) if process[0] == host else Whereabouts()
 
     return JobView(groups, ask, (host, os.getpid()))
 
 
 def own_groups(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
     """Groups of this host, with its name if the job has several hosts."""
-    return _on_host(groups, own_host())
-
-
-def _on_host(groups: Iterable[GroupRecords], host: str) -> list[GroupRecords]:
-    """Groups all of whose members are on a host."""
-    if not host:
-        return list(groups)
+    host = own_host()
     return [
         replace(group, ranks=tuple(replace(member, host=host) for member in group.ranks))
         for group in groups

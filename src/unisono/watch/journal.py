@@ -10,9 +10,8 @@ import sys
 
 from unisono import variables
 from unisono.output_files import temporary_folder
-from unisono.watch.advice import ADVICE
 from unisono.watch.exit_status import has_failed
-from unisono.watch.report import Report, in_brief
+from unisono.watch.report import ADVICE, Report, in_brief
 
 Key = tuple[tuple[int, int], int]
 """A call of a group: its segment and the number of the record, or one of the next."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.watch.calls import CREATIONS, line_of, with_creations
 from unisono.watch.job_view import own_host
-from unisono.watch.periods import find_steps
+from unisono.watch.steps import find_steps
 from unisono.watch.traces import Trace
 from unisono.watch.waits import BACKWARD, LEFT_RUNNING, STEP, WAIT, WaitNote, notes_in, notes_of
 
@@ -131,7 +131,7 @@ class ProfileTrace(Trace):
         self.collect(to_the_end=True)
         self.close()
         groups, notes = self.groups(), {}
-        left_out = sum(self._dropped.values())
+        left_out = self.lost()
         for process in {member.process for group in groups for member in group.ranks}:
             host, pid = process
             file = self._notes.get(pid)
@@ -281,7 +281,7 @@ def build_profile(
 ) -> Profile:
     """The profile of a job: its records, and the notes of its processes, `since_s`. Ranks without
     notes are left out, but others may wait for them."""
-    from unisono.watch.profile_advice import advise
+    from unisono.watch.profile_views import advise
 
     ranks = list(_ranks(with_creations(groups), notes, since_s))
     steps: list[StepProfile] = []

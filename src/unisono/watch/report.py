@@ -7,17 +7,21 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from unisono.comm.shared_memory.records import GroupRecords
+from unisono.comm.shared_memory.error_texts import with_global_ranks
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.errors import UnisonoError, list_ranks, name_ranks
 from unisono.output_files import write_text
 from unisono.watch.calls import IN_FLIGHT, Wait, call_name, calls_of, line_of
 from unisono.watch.stacks import lines_of_site
+
+if TYPE_CHECKING:
+    from unisono.watch.whereabouts import Whereabouts
 
 _FORMAT = "unisono report 1"
 Built = TypeVar("Built")
@@ -228,6 +232,79 @@ def global_culprits(report: Report) -> list[int]:
     return [ranks.get(rank, rank) for rank in report.culprits]
 
 
+# -- the parts that all verdicts have --------------------------------------------------------------
+
+
+def report_about(
+    group: GroupRecords,
+    kind: str,
+    verdict: str,
+    record: Record,
+    culprits: Iterable[int],
+    details: Iterable[str] = (),
+    ranks: Iterable[RankReport] = (),
+) -> Report:
+    """A report about a call of a group, as `record` shows it."""
+    return Report(
+        kind,
+        with_global(group, verdict),
+        group.name,
+        group.backend,
+        record.operation,
+        record.call,
+        tuple(culprits),
+        line_of(record.site),
+        details=tuple(with_global(group, line) for line in details),
+        ranks=tuple(ranks)
+        or tuple(
+            replace(name_rank(member, arrived=False), last=_last_of(member))
+            for member in group.ranks
+        ),
+    )
+
+
+def describe_rank(
+    member: RankRecords, where: Whereabouts, arrived: bool, call: str = ""
+) -> RankReport:
+    """A rank, its line, and its call."""
+    _, at, line = member.reason.rpartition(" at ")
+    return replace(
+        name_rank(member, arrived),
+        state=member.reason or where.state,
+        place=line if at else where.location,
+        doing=where.doing,
+        call=call,
+        last=_last_of(member),
+        stack=where.stack,
+        source=where.source,
+        callers=where.callers,
+    )
+
+
+def name_rank(member: RankRecords, arrived: bool) -> RankReport:
+    """A rank of which only the number is known."""
+    return RankReport(member.rank, member.global_rank, member.pid, arrived, host=member.host)
+
+
+def _last_of(member: RankRecords) -> str:
+    """The newest call or message that a rank has finished, if that is known."""
+    over = [record for record in member.records if record.state == "finished"]
+    if not over or member.heard_s:
+        return ""
+    return with_line(call_name(over[-1]), line_of(over[-1].site))
+
+
+def with_line(call: Wait | str, line: str) -> str:
+    return f"{call} ({line})" if line else str(call)
+
+
+def with_global(group: GroupRecords, text: str) -> str:
+    """A text about ranks of a group, with their global ranks if those differ."""
+    if len(group.ranks) < group.size:
+        return text
+    return with_global_ranks(text, [member.global_rank for member in group.ranks])
+
+
 # -- what led to it ------------------------------------------------------------------------------
 
 
@@ -293,3 +370,52 @@ def _build(kind: Any, value: Any) -> Any:
     if not fits or (kind is float and not math.isfinite(value)):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value
+
+
+# -- what to do about it ---------------------------------------------------------------------------
+
+ADVICE: Mapping[str, tuple[str, ...]] = {
+    "hang": (
+        "The rank that is missing must get past its line and make the call that the others are "
+        "in, or no rank may make it.",
+        "A branch on the rank, or on data that differs between ranks, must not contain a "
+        "collective call.",
+        "If the rank is only slow (a checkpoint, a first batch), raise the timeout of the group, "
+        "or let all ranks wait for it.",
+    ),
+    "lost": (
+        "Find out why that rank ended: read its traceback or, after SIGKILL, look in the "
+        "kernel's log (dmesg) for an out-of-memory kill.",
+        "The other ranks only report that it is gone; their tracebacks are consequences.",
+    ),
+    "cycle": (
+        "Make all ranks enter the calls in the same order, also calls of different groups.",
+        "If two ranks exchange messages, one must receive first; or use isend and irecv, or "
+        "sendrecv.",
+    ),
+    "mismatch": (
+        "Compare the calls named above: the rank that differs took another branch, or has a "
+        "tensor of another shape or type.",
+        "The last batch of an epoch is often smaller: drop it, or pad it.",
+    ),
+    "apart": (
+        "From that call on this rank is one call ahead of the others, or behind: look for a call "
+        "in a branch that only this rank takes, or skips.",
+        "Call unisono.watch.step() at the start of each iteration to learn in which one it "
+        "happens.",
+    ),
+    "threads": ("Give each thread that makes calls a group of its own.",),
+    "stalled": (
+        "The rank reached the call and did not go on: check whether it is stopped (a debugger, "
+        "Ctrl-Z), swapping, or without a core.",
+    ),
+    "elsewhere": (
+        "Read the reports of the other machines, too: the machine of the missing rank says where "
+        "it is.",
+    ),
+    "slow": (
+        "Look at what that rank does meanwhile: more data or work than the others, a slower disk, "
+        "or another program on its cores.",
+    ),
+    "failed": ("Read the exception of the rank that failed first; the others follow from it.",),
+}

@@ -14,8 +14,8 @@ from unisono.processes import state_of
 from unisono.watch.calls import last_call_number
 from unisono.watch.job_view import EAGER_HOSTS, JobView, look_at_job, open_links, own_host
 from unisono.watch.settings import WatchSettings
-from unisono.watch.stack_server import StackServer, whereabouts
-from unisono.watch.whereabouts import Ask, Whereabouts
+from unisono.watch.stack_server import StackServer
+from unisono.watch.whereabouts import Ask, Whereabouts, whereabouts
 
 LAST = 64
 """How many records of each rank a look takes."""
@@ -48,18 +48,18 @@ class Sight:
 
     def where(self, process: Process) -> Whereabouts:
         """Where a process of this host is."""
-        return whereabouts(process[1], self.endings, self.stack_server.answer_if_asked)
+        return whereabouts(process[1], self.endings)
 
     def where_now(self, process: Process) -> Whereabouts:
         """The same for frequent questions; of other hosts, what they just said."""
         if process[0] not in ("", own_host()):
             ask = self._where_over_hosts
             return Whereabouts() if ask is None else ask(process)
-        return whereabouts(process[1], {}, self.stack_server.answer_if_asked, with_children=False)
+        return whereabouts(process[1], with_children=False)
 
     def look(self, last: int) -> JobView:
         """The whole job."""
-        return look_at_job(self.where, last, meanwhile=self.stack_server.answer_if_asked)
+        return look_at_job(self.where, last)
 
     def look_over_hosts(self, wants_stacks: bool, hurry_s: float | None = None) -> bool:
         """In a job over few hosts, let the lowest rank, or one that is aborted, see whole groups
@@ -77,7 +77,6 @@ class Sight:
             LAST,
             wants_stacks=wants_stacks and hurry_s is None,
             with_children=False,
-            meanwhile=self.stack_server.answer_if_asked,
             hurry_s=0.0 if hurry_s is None else max(TICK_S, hurry_s),
         )
         self.over_hosts = [group for group in view.groups if group.is_part]

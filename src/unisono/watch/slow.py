@@ -21,10 +21,9 @@ from unisono.errors import name_ranks
 from unisono.watch.calls import by_number, find_member, line_of, waits
 from unisono.watch.garbage import collections_of
 from unisono.watch.job_view import own_host
-from unisono.watch.periods import find_steps
-from unisono.watch.report import Report, add_history
-from unisono.watch.stack_server import GIL
-from unisono.watch.whereabouts import Ask, with_global
+from unisono.watch.report import Report, add_history, with_global
+from unisono.watch.steps import find_steps
+from unisono.watch.whereabouts import GIL, Ask
 
 _CALLS = 20
 _FEW_CALLS = 5

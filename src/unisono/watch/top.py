@@ -16,8 +16,7 @@ from unisono.watch.calls import CREATIONS, IN_FLIGHT, by_number, call_name, line
 from unisono.watch.hangs import hang
 from unisono.watch.report import Report
 from unisono.watch.slow import Slowness
-from unisono.watch.stack_server import whereabouts
-from unisono.watch.whereabouts import Whereabouts
+from unisono.watch.whereabouts import Whereabouts, whereabouts
 
 STUCK_S = 5.0
 """A rank that has been in one call, or out of calls while others wait, for this long is shown in

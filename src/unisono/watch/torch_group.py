@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.engine import Operation, Status, hide_files
+from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
@@ -41,20 +42,11 @@ PairSizes = tuple[list[int], list[int]]
 """What a rank sends to each rank, and expects from each, in elements."""
 
 
-def _codes() -> dict[torch.dtype, int]:
-    """torch's types as DLPack writes them: code, bits, lanes."""
-    kinds = {"float": 2, "bfloat": 4, "int": 0, "uint": 1, "complex": 5}
-    codes = {torch.bool: 6 | 8 << 8 | 1 << 16}
-    for kind, code in kinds.items():
-        for bits in (8, 16, 32, 64, 128):
-            dtype = getattr(torch, f"{kind}{bits}", None)
-            if isinstance(dtype, torch.dtype):
-                codes[dtype] = code | bits << 8 | 1 << 16
-    return codes
+@functools.cache
+def _code(dtype: torch.dtype) -> int:
+    """torch's type as the engine writes it."""
+    return dtype_code(str(dtype).removeprefix("torch."))
 
-
-_CODES = _codes()
-_UNKNOWN = 0xFF | 8 << 8 | 1 << 16
 
 # The argument with what this rank sends (or receives, if it sends nothing), by torch's names.
 COLLECTIVES: dict[str, tuple[Operation, int]] = {
@@ -312,7 +304,7 @@ def _is_abandoned(entry: tuple[int, Any, float]) -> bool:
 def _measure(tensors: Any) -> tuple[int, int]:
     """The dtype of one tensor or of many, also in nested lists, and their bytes in all."""
     if isinstance(tensors, torch.Tensor):
-        return _CODES.get(tensors.dtype, _UNKNOWN), 0 if tensors.is_sparse else tensors.nbytes
+        return _code(tensors.dtype), 0 if tensors.is_sparse else tensors.nbytes
     dtype, total = 0, 0
     for tensor in tensors or ():
         dtype, size_bytes = _measure(tensor)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,25 @@ from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
 from unisono.output_files import write_text
 from unisono.processes import state_of
-from unisono.watch.host_traces import HostTraces, TracePart
 
 Segment = tuple[int, int]
 _Call = tuple[dict[str, Any], Record, float]
 """A row of the trace, a rank's call in it, and when that ended, or now."""
 _logger = logging.getLogger("unisono")
+
+
+@dataclass(frozen=True)
+class TracePart:
+    """What the ranks of the `number`-th host did, by the first host's clock. Its own clock was
+    `ahead_s` ahead, within `error_s`; both are None if they could not be compared."""
+
+    host: str
+    number: int
+    ahead_s: float | None
+    error_s: float | None
+    dropped: int
+    groups: tuple[GroupRecords, ...]
+    """With their records; a group may be there several times, with some ranks or records each."""
 
 
 class Trace:
@@ -164,14 +177,9 @@ class Trace:
             for segment, group in self._groups.items()
         ]
 
-    def send(self, hosts: HostTraces) -> bool:
-        """Read what is left and send it to the host that writes; returns whether it was
-        accepted."""
-        self.collect(to_the_end=True)
-        members = [
-            replace(group, ranks=(member,)) for group in self.groups() for member in group.ranks
-        ]
-        return hosts.send(members, sum(self._dropped.values()))
+    def lost(self) -> int:
+        """How many calls newer ones had overwritten before they were read."""
+        return sum(self._dropped.values())
 
     def add(self, part: TracePart) -> None:
         """Add another host's part, by our clock."""
@@ -200,7 +208,7 @@ class Trace:
         more than a thousand came between two reads are counted in it and logged."""
         self.collect(to_the_end=True)
         events = list(self._events())
-        lost = sum(self._dropped.values())
+        lost = self.lost()
         unix_us = (time.time() - time.monotonic()) * 1e6
         other: dict[str, Any] = {"dropped_calls": lost, "unix_us": unix_us}
         if self._clocks:

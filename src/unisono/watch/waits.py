@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
-import struct
 import sys
 import threading
 import time
@@ -22,17 +20,13 @@ from typing import Any, NamedTuple
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import works
 from unisono.comm.shared_memory.segment_listeners import send_notes
-from unisono.errors import UnisonoError
 from unisono.watch import sight, steps
-from unisono.watch.memory_files import open_memory
+from unisono.watch.memory_files import Ring, RingLayout
 
 WAIT, LEFT_RUNNING, BACKWARD, STEP, CALL = 1.0, 2.0, 3.0, 4.0, 5.0
 """A wait; a call that goes on after the function that made it; a backward pass, from its first such
 call to its end, where DDP waits for them in C++; a step begins; a long blocking call."""
-_NOTE = struct.Struct("<5d")
-_COUNT = struct.Struct("<Q40x")
-_KEPT = 1 << 16
-_NAME = "unisono-waits"
+_LAYOUT = RingLayout("unisono-waits", columns=5, kept=1 << 16)
 _OFTEN_S = 200e-6
 """To ask the kernel takes two microseconds: it is asked again after this time."""
 _MESSAGES = "send", "recv", "recv_anysource"
@@ -54,14 +48,11 @@ class WaitNote(NamedTuple):
     no_core_at_end_s: float = 0.0
 
 
-class _Ring:
+class _Notes:
     """The newest notes of this process, for all its profiles."""
 
     def __init__(self) -> None:
-        self.file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.truncate(self.file, _COUNT.size + _KEPT * _NOTE.size)
-        self._memory = mmap.mmap(self.file, 0)
-        self._count = 0
+        self.ring = Ring(_LAYOUT)
         self._asked_s = self._no_core_s = 0.0
         self._kernel: int | None = None
         with contextlib.suppress(OSError):  # not every kernel counts it
@@ -69,10 +60,9 @@ class _Ring:
             self._kernel = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        self._memory.close()
-        for file in (self.file, self._kernel):
-            if file is not None:
-                os.close(file)
+        self.ring.close()
+        if self._kernel is not None:
+            os.close(self._kernel)
 
     def now(self) -> Moment:
         now_s = time.monotonic()
@@ -84,27 +74,23 @@ class _Ring:
     def add(self, kind: float, begin: Moment) -> None:
         """Note what ends now; a call that was blocking and short is only in the records."""
         end_s, no_core_s = self.now()
-        if kind == CALL and end_s - begin[0] < _OFTEN_S:
-            return
-        at = _COUNT.size + self._count % _KEPT * _NOTE.size
-        _NOTE.pack_into(self._memory, at, kind, begin[0], end_s, begin[1], no_core_s)
-        self._count += 1
-        _COUNT.pack_into(self._memory, 0, self._count)
+        if kind != CALL or end_s - begin[0] >= _OFTEN_S:
+            self.ring.add(kind, begin[0], end_s, begin[1], no_core_s)
 
 
-_rings: dict[int, _Ring] = {}
-"""The ring of this process, by its PID."""
+_of_process: dict[int, _Notes] = {}
+"""The notes of this process, by its PID."""
 
 
 class WaitNotes:
     """The notes of this process, while it is profiled."""
 
     def __init__(self) -> None:
-        if os.getpid() not in _rings:
-            while _rings:  # a forked child's are its parent's
-                _rings.popitem()[1].close()
-            _rings[os.getpid()] = _Ring()
-        self._ring = _rings[os.getpid()]
+        if os.getpid() not in _of_process:
+            while _of_process:  # a forked child's are its parent's
+                _of_process.popitem()[1].close()
+            _of_process[os.getpid()] = _Notes()
+        self._notes = _of_process[os.getpid()]
         self._main = threading.main_thread().ident
         self._replaced: list[tuple[Any, str, Any]] = []
         self._kinds: set[type] = set()
@@ -117,7 +103,7 @@ class WaitNotes:
             self._replace(kind, "wait", self._waiting)
         if "torch" in sys.modules:
             self.watch_torch()
-        send_notes(self._ring.file)
+        send_notes(self._notes.ring.file)
 
     def watch_torch(self) -> None:
         """Note what torch's groups do as well."""
@@ -166,7 +152,7 @@ class WaitNotes:
 
     def _step(self) -> None:
         if threading.get_ident() == self._main:
-            self._ring.add(STEP, self._ring.now())
+            self._notes.add(STEP, self._notes.now())
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         return self._noting(original, lambda _: WAIT)
@@ -177,18 +163,18 @@ class WaitNotes:
     def _noting(
         self, original: Callable[..., Any], kind: Callable[[Any], float]
     ) -> Callable[..., Any]:
-        ring, main = self._ring, self._main
+        notes, main = self._notes, self._main
 
         def call(*given: Any, **named: Any) -> Any:
             if self._is_inside or threading.get_ident() != main:
                 return original(*given, **named)
-            self._is_inside, begin = True, ring.now()
+            self._is_inside, begin = True, notes.now()
             result = None
             try:
                 result = original(*given, **named)
             finally:
                 self._is_inside = False
-                ring.add(kind(result), begin)
+                notes.add(kind(result), begin)
             return result
 
         return call
@@ -203,8 +189,8 @@ class WaitNotes:
             number = torch._C._current_graph_task_id()
             if number not in (-1, self._pass) and torch._C._current_autograd_node() is not None:
                 self._pass = number
-                begin = self._ring.now()
-                engine.queue_callback(functools.partial(self._ring.add, BACKWARD, begin))
+                begin = self._notes.now()
+                engine.queue_callback(functools.partial(self._notes.add, BACKWARD, begin))
             return call(*given, **named)
 
         return method
@@ -212,15 +198,11 @@ class WaitNotes:
 
 def notes_in(file: int) -> tuple[list[WaitNote], int]:
     """The notes in a file of theirs, in order, and how many older ones are gone."""
-    (count,) = _COUNT.unpack(os.pread(file, _COUNT.size, 0))
-    size = min(count, _KEPT) * _NOTE.size
-    notes = [WaitNote(*note) for note in _NOTE.iter_unpack(os.pread(file, size, _COUNT.size))]
-    gone = max(0, count - _KEPT)
-    return notes[gone % _KEPT :] + notes[: gone % _KEPT], gone
+    rows, gone = _LAYOUT.read(file)
+    return [WaitNote(*row) for row in rows], gone
 
 
 def notes_of(pid: int) -> tuple[list[WaitNote], int] | None:
     """The same of a process of this host; None if it has none, or has ended."""
-    with contextlib.suppress(OSError, UnisonoError), open_memory(pid, _NAME) as file:
-        return notes_in(file)
-    return None
+    rows, gone = _LAYOUT.read_process(pid) or (None, 0)
+    return None if rows is None else ([WaitNote(*row) for row in rows], gone)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from sources import BadSource
 
-from unisono.doctor.incident_page import draw_ranks, incident_page
-from unisono.doctor.saved_reports import Reading, read
+from unisono.doctor.saved_reports import Reading, draw_ranks, incident_page, read
 
 ROOT = Path(__file__).resolve().parents[3]
 _ATTEMPTS = 3

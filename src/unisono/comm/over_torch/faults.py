@@ -96,10 +96,10 @@ class Faults:
         reason = text.split("\n", 1)[0]
         ours = {"rank": self._rank, "group": self._name}
         if _LOST.search(text):
-            return PeerLost(f"a peer left while this rank was in {where}: {reason}", **ours)  # type: ignore[arg-type]
+            return PeerLost(f"a peer left while this rank was in {where}: {reason}", **ours)
         if _TIMED_OUT.search(text):
-            return CollectiveTimeout(f"{where} did not finish by its deadline: {reason}", **ours)  # type: ignore[arg-type]
-        return GroupError(f"{where} failed: {reason}", **ours)  # type: ignore[arg-type]
+            return CollectiveTimeout(f"{where} did not finish by its deadline: {reason}", **ours)
+        return GroupError(f"{where} failed: {reason}", **ours)
 
     # -- through the store -----------------------------------------------------------------------
 

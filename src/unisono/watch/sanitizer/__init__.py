@@ -10,6 +10,5 @@ races.py       tensors of unfinished works that the program reads or writes
 reductions.py  which gradients were reduced, over which ranks, how often
 replicas.py    facts about each step of an optimizer, and about samplers
 verdicts.py    what the facts of all ranks prove
-harmless.py    our failures are not the program's
 exchange.py    the store: facts from every rank to rank 0, and the outcome back
 """

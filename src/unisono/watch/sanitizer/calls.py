@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import threading
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
-from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.stacks import calling_line, is_users
 from unisono.watch.torch_group import COLLECTIVES
 
@@ -32,14 +32,15 @@ _PASSED_ON = (
 """Files through which a user's call passes before it comes here."""
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
-_OF_COMMUNICATORS: dict[str, tuple[str, int | None, int | None]] = {
+_Method = tuple[str, int | None, int | None]
+"""The call's name, the position of what it writes, and of what it reads."""
+_OF_COMMUNICATORS: dict[str, _Method] = {
     **{name: (name, 0, 0) for name in ("all_reduce", "broadcast")},
     **{name: (name, 0, 1) for name in ("all_gather", "reduce_scatter", "all_to_all")},
     "isend": ("isend", None, 0),
     "irecv": ("irecv", 0, None),
 }
-"""The call's name, the position of what it writes, and of what it reads."""
-_METHODS: dict[str, tuple[str, int | None, int | None]] = {
+_METHODS: dict[str, _Method] = {
     **{
         method: (name, 0, 0 if name in _IN_PLACE else 1)
         for method, (operation, at) in COLLECTIVES.items()
@@ -53,6 +54,21 @@ _METHODS: dict[str, tuple[str, int | None, int | None]] = {
 _OPS = reductions_by_hash()
 _SUMS = ("sum", "avg", "mean")
 MESSAGES = ("send", "recv", "isend", "irecv")
+_logger = logging.getLogger("unisono")
+
+
+def harmless(look: Callable[..., Any]) -> Callable[..., Any]:
+    """Return None where `look` raises: looking must never change what the program does."""
+
+    @functools.wraps(look)
+    def looked(*given: Any, **named: Any) -> Any:
+        try:
+            return look(*given, **named)
+        except Exception:
+            _logger.debug("unisono.watch: the sanitizer failed", exc_info=True)
+            return None
+
+    return looked
 
 
 @dataclass(frozen=True)
@@ -102,18 +118,16 @@ class WatchedCalls:
             setattr(kind, name, original)
         self._originals.clear()
 
-    def _follow(self, kind: type, methods: dict[str, tuple[str, int | None, int | None]]) -> None:
+    def _follow(self, kind: type, methods: dict[str, _Method]) -> None:
         for name, what in methods.items():
             original = getattr(kind, name, None)
             if name in vars(kind) and original is not None:
                 self._originals.append((kind, name, original))
-                setattr(kind, name, self._followed(original, *what))
+                setattr(kind, name, self._followed(original, what))
         if kind is not Communicator:
             never_compiled(kind)
 
-    def _followed(
-        self, method: Any, name: str, writes: int | None, reads: int | None
-    ) -> Callable[..., Any]:
+    def _followed(self, method: Any, what: _Method) -> Callable[..., Any]:
         inside = self._inside
 
         @functools.wraps(method)
@@ -122,7 +136,7 @@ class WatchedCalls:
                 return method(group, *given, **named)
             inside.a_call = True
             try:
-                found = self._describe(group, name, writes, reads, given, named)
+                found = self._describe(group, what, given, named)
                 if found is not None:
                     self._listener.begin(found)
                 work = method(group, *given, **named)
@@ -136,14 +150,9 @@ class WatchedCalls:
 
     @harmless
     def _describe(
-        self,
-        group: Any,
-        name: str,
-        writes: int | None,
-        reads: int | None,
-        given: tuple[Any, ...],
-        named: dict[str, Any],
+        self, group: Any, what: _Method, given: tuple[Any, ...], named: dict[str, Any]
     ) -> WatchedCall | None:
+        name, writes, reads = what
         if len(given) <= max(writes or 0, reads or 0):  # tensors by name: rare, and not worth it
             return None
         read = () if reads is None else tuple(tensors_in(given[reads]))

@@ -19,8 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from unisono.watch import torch_group
-from unisono.watch.sanitizer.calls import MESSAGES, WatchedCall, tensors_in
-from unisono.watch.sanitizer.harmless import harmless
+from unisono.watch.sanitizer.calls import MESSAGES, WatchedCall, harmless, tensors_in
 from unisono.watch.stacks import calling_line
 
 _ENDS = ("wait", "is_completed", "get_future", "exception")

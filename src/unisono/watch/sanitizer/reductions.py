@@ -144,7 +144,9 @@ class Reductions:
         for tensor in call.writes:
             span = span_of(tensor) if tensor.is_floating_point() else None
             if span is not None:
-                self._note(tensor, span, call)
+                first, norm = self._earlier.get(span, ("", 0.0))
+                how = call.members, call.site, call.by_user, first, norm
+                self._put(tensor, GradientReduction(span, *how))
                 may_be_flat |= call.by_user and tensor.ndim == 1 and tensor.numel() > 1
         return may_be_flat
 
@@ -160,19 +162,14 @@ class Reductions:
                     norm = float(tensor.detach().float().norm())
                     self._earlier[span] = shared[0] if shared else "", norm
 
-    def _note(self, tensor: torch.Tensor, span: Span, call: WatchedCall) -> None:
-        first, norm = self._earlier.get(span, ("", 0.0))
-        self._put(
-            tensor, GradientReduction(span, call.members, call.site, call.by_user, first, norm)
-        )
-
     def _put(self, tensor: torch.Tensor, found: GradientReduction) -> None:
         storage = found.span.storage
         if storage not in self._alive or self._alive[storage].expired():
             self._alive[storage] = _WeakStorage(tensor.untyped_storage())
             self._spans[storage] = []
             if len(self._alive) > 4096:
-                self._forget_the_dead()
+                for dead in [key for key, weak in self._alive.items() if weak.expired()]:
+                    del self._alive[dead], self._spans[dead]
         self._spans[storage] = [
             each for each in self._spans[storage] if not each.span.meets(found.span)
         ] + [found]
@@ -182,10 +179,6 @@ class Reductions:
         if weak is None or weak.expired():
             return []
         return [each for each in self._spans[span.storage] if each.span.meets(span)]
-
-    def _forget_the_dead(self) -> None:
-        for storage in [key for key, weak in self._alive.items() if weak.expired()]:
-            del self._alive[storage], self._spans[storage]
 
     def operator(self, name: str, result: Any, args: tuple[Any, ...], named: Any) -> None:
         """An operator has run: reduced numbers may have been copied."""

@@ -25,8 +25,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DistributedSampler
 
-from unisono.watch.sanitizer.calls import tensors_in
-from unisono.watch.sanitizer.harmless import harmless
+from unisono.watch.sanitizer.calls import harmless, tensors_in
 from unisono.watch.sanitizer.reductions import FollowedDDP, Reductions
 from unisono.watch.stacks import calling_line
 

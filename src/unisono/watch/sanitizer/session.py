@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -12,13 +13,12 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.watch.report import Report, add_history
 from unisono.watch.sanitizer import races as race_module
-from unisono.watch.sanitizer.calls import WatchedCall, WatchedCalls
+from unisono.watch.sanitizer.calls import WatchedCall, WatchedCalls, harmless
 from unisono.watch.sanitizer.exchange import Exchange
-from unisono.watch.sanitizer.harmless import harmless
 from unisono.watch.sanitizer.races import Races
 from unisono.watch.sanitizer.reductions import FollowedDDP, Reductions
 from unisono.watch.sanitizer.replicas import Replicas
-from unisono.watch.sanitizer.verdicts import Discrepancy, Judgement
+from unisono.watch.sanitizer.verdicts import Judgement, finding
 
 _END_S = 5.0
 _numbers = itertools.count()
@@ -77,27 +77,20 @@ class SanitizerSession:
     # -- findings --------------------------------------------------------------------------------
 
     def _race(self, verdict: str, detail: str, site: str) -> None:
-        self._keep(Discrepancy("race", verdict, (detail,), (self._rank(),), site))
+        self._keep(finding("race", verdict, (detail,), (self._rank(),), site))
 
     def _hint(self, verdict: str, detail: str, site: str) -> None:
         if self._rank() == 0:
-            self._keep(Discrepancy("hint", verdict, (detail,), (), site))
+            self._keep(finding("hint", verdict, (detail,), (), site))
 
-    def _keep(self, finding: Discrepancy) -> None:
-        if finding.verdict in self._told:
+    def _keep(self, found: Report) -> None:
+        if found.verdict in self._told:
             return
-        self._told.add(finding.verdict)
-        is_hint = finding.kind == "hint"
-        report = Report(
-            kind=finding.kind,
-            verdict=f"hint: {finding.verdict}" if is_hint else finding.verdict,
-            group="world",
-            backend=_backend(),
-            culprits=finding.culprits,
-            site=finding.site,
-            details=finding.details,
-        )
-        if not is_hint:
+        self._told.add(found.verdict)
+        report = replace(found, backend=_backend())
+        if found.kind == "hint":
+            report = replace(report, verdict=f"hint: {found.verdict}")
+        else:
             self.proofs.append(report)
         self._tell(add_history(report, ()))
 

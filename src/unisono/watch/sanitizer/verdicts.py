@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from unisono.errors import name_ranks
+from unisono.watch.report import Report
 from unisono.watch.sanitizer.exchange import Facts
 
 _WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
@@ -14,21 +14,18 @@ _MOST_NAMED = 5
 _ABOUT_ONE = 0.01
 
 
-@dataclass(frozen=True)
-class Discrepancy:
-    """`kind` is "settings", "drift", "reduced", "sampler" or "hint", which proves nothing."""
-
-    kind: str
-    verdict: str
-    details: tuple[str, ...]
-    culprits: tuple[int, ...]
-    site: str
+def finding(
+    kind: str, verdict: str, details: tuple[str, ...], culprits: tuple[int, ...], site: str
+) -> Report:
+    """A report; `kind` is "race", "settings", "drift", "reduced", "sampler" or "hint", which proves
+    nothing."""
+    return Report(kind, verdict, "world", "", culprits=culprits, site=site, details=details)
 
 
 class Judgement:
     """Compares facts; every cause is told once."""
 
-    def __init__(self, found: Callable[[Discrepancy], object]) -> None:
+    def __init__(self, found: Callable[[Report], object]) -> None:
         self._found = found
         self._done: set[str] = set()
         self._names: dict[str, dict[str, str]] = {}
@@ -41,28 +38,29 @@ class Judgement:
         subject, _, moment = topic.rpartition("/")
         if subject in self._done:
             return
-        finding = {"step": self._step, "sampler": self._sampler, "batch": self._batch}[kind](
+        found = {"step": self._step, "sampler": self._sampler, "batch": self._batch}[kind](
             subject, int(moment), facts
         )
-        if finding is not None:
+        if found is not None:
             self._done.add(subject)
-            self._found(finding)
+            self._found(found)
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _step(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
+    def _step(self, subject: str, step: int, facts: Facts) -> Report | None:
         if len(facts) < 2:
             return None
         for fact in facts.values():
             self._names.setdefault(subject, {}).update(fact.get("names", {}))
-        finding = (
-            self._settings(step, facts) or self._sizes(facts) or self._twice(subject, step, facts)
+        return (
+            self._settings(step, facts)
+            or self._sizes(facts)
+            or self._twice(subject, step, facts)
+            or self._drift(subject, step, facts)
+            or self._left(subject, step, facts)
         )
-        if finding is None:
-            finding = self._drift(subject, step, facts) or self._left(subject, step, facts)
-        return finding
 
-    def _settings(self, step: int, facts: Facts) -> Discrepancy | None:
+    def _settings(self, step: int, facts: Facts) -> Report | None:
         counts = {len(fact["settings"]) for fact in facts.values()}
         if len(counts) > 1:
             return None
@@ -80,7 +78,7 @@ class Judgement:
                 )
                 loaded = _loaded(facts, culprits)
                 site = sites[culprits[0]]
-                return Discrepancy(
+                return finding(
                     "settings",
                     f"{_differ(culprits, facts, word)} since step {step} of the optimizer ({site})",
                     (values, *loaded, _made(facts), "set it from numbers that all ranks share"),
@@ -89,7 +87,7 @@ class Judgement:
                 )
         return None
 
-    def _sizes(self, facts: Facts) -> Discrepancy | None:
+    def _sizes(self, facts: Facts) -> Report | None:
         names = {rank: {*fact["before"]} for rank, fact in facts.items()}
         culprits = _odd({rank: repr(sorted(known)) for rank, known in names.items()})
         everything = set().union(*names.values())
@@ -99,7 +97,7 @@ class Judgement:
             return None
         sizes = ", ".join(f"rank {rank}: {len(known)}" for rank, known in names.items())
         site = facts[culprits[0]]["made"]
-        return Discrepancy(
+        return finding(
             "settings",
             f"{_differ(culprits, facts, 'number of parameters in its optimizer')} ({site})",
             (f"parameters: {sizes}",),
@@ -107,7 +105,7 @@ class Judgement:
             site,
         )
 
-    def _twice(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
+    def _twice(self, subject: str, step: int, facts: Facts) -> Report | None:
         rows = {rank: fact["twice"] for rank, fact in facts.items() if fact["twice"]}
         if len(rows) < len(facts):
             return None
@@ -123,9 +121,9 @@ class Judgement:
             f"{effect}"
         )
         details = (f"gradients: {_listed(names)}", "leave out one of the two")
-        return Discrepancy("hint" if is_harmless else "reduced", verdict, details, ranks, second)
+        return finding("hint" if is_harmless else "reduced", verdict, details, ranks, second)
 
-    def _drift(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
+    def _drift(self, subject: str, step: int, facts: Facts) -> Report | None:
         left = {name for fact in facts.values() for name in fact.get("left", ())}
         common = set.intersection(*({*fact["after"]} for fact in facts.values())) - left
         skipped = self._no_replicas.setdefault(subject, set())
@@ -188,7 +186,7 @@ class Judgement:
         if len(drifted) > 1:
             known = self._names[subject]
             details.append(f"they differ: {_listed(known.get(each, each) for each in drifted)}")
-        return Discrepancy(
+        return finding(
             "drift",
             f"{_differ(culprits, facts, shown)} {since} of the optimizer{more}: {why}",
             (*details, "these are replicas, whose gradients are reduced: they must stay equal"),
@@ -196,7 +194,7 @@ class Judgement:
             site,
         )
 
-    def _left(self, subject: str, step: int, facts: Facts) -> Discrepancy | None:
+    def _left(self, subject: str, step: int, facts: Facts) -> Report | None:
         left = [{*fact.get("left", ())} for fact in facts.values()]
         odd = []
         for name in sorted(set.intersection(*left)):
@@ -211,7 +209,7 @@ class Judgement:
         fact = next(iter(facts.values()))
         by = f"at {fact['reduced']}" if "reduced" in fact else "by DDP"
         ranks = tuple(facts)
-        return Discrepancy(
+        return finding(
             "reduced",
             f"{name_ranks(ranks)} never reduced the gradients of {_listed(odd)}, though those of "
             f"the optimizer's other parameters are reduced {by}: they differ since step {step}",
@@ -222,7 +220,7 @@ class Judgement:
 
     # -- data ------------------------------------------------------------------------------------
 
-    def _sampler(self, subject: str, moment: int, facts: Facts) -> Discrepancy | None:
+    def _sampler(self, subject: str, moment: int, facts: Facts) -> Report | None:
         for position, word in ((0, "seed"), (1, "epoch")):
             shuffled = {rank: fact[position] for rank, fact in facts.items() if fact[2]}
             culprits = _odd(shuffled)
@@ -231,7 +229,7 @@ class Judgement:
             site = facts[culprits[0]][3]
             what = _differ(culprits, facts, f"DistributedSampler.{word}")
             values = ", ".join(f"rank {rank}: {value}" for rank, value in shuffled.items())
-            return Discrepancy(
+            return finding(
                 "sampler",
                 f"{what} ({site}), so some samples are used twice and others never",
                 (f"{word}s: {values}", f"give all ranks the same {word}"),
@@ -240,12 +238,12 @@ class Judgement:
             )
         return None
 
-    def _batch(self, subject: str, moment: int, facts: Facts) -> Discrepancy | None:
+    def _batch(self, subject: str, moment: int, facts: Facts) -> Report | None:
         counts = Counter(fact[0] for fact in facts.values() if fact[0] is not None)
         for value, times in counts.items():
             if times > 1:
                 same = tuple(rank for rank, fact in facts.items() if fact[0] == value)
-                return Discrepancy(
+                return finding(
                     "hint",
                     f"{name_ranks(same)} have the same batch in forward pass {moment} "
                     f"({facts[same[0]][1]})",
