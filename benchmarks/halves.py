@@ -79,7 +79,7 @@ def reproducible(turns: int) -> list[str]:
             taken: dict[bool | None, list[float]] = {None: [], True: []}
             for turn in range(turns + 2):
                 for form, times in taken.items():
-                    us = turn_us(comm, tensor, min(500, 2**22 // size), form)
+                    us = turn_us(comm, tensor, max(1, min(500, 2**22 // size)), form)
                     if turn > 1:
                         times.append(us)
             plain, tree = map(statistics.median, taken.values())
