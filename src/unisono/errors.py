@@ -21,9 +21,9 @@ class UnisonoError(RuntimeError):
     True
     """
 
-    def __init__(self, *text: object, **fields: Any) -> None:
+    def __init__(self, *message: object, **fields: Any) -> None:
         """`fields` are attributes that the class has; those left out have the class's values."""
-        super().__init__(*text)
+        super().__init__(*message)
         for name, value in fields.items():
             if not hasattr(type(self), name):
                 raise TypeError(f"{type(self).__name__} has no field {name!r}")
