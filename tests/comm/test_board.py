@@ -3,6 +3,7 @@ sealed, and what a stranger has written is refused wherever it is read."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ from made_up_hosts import join_world
 from ranks import RankPool, raised
 from unisono import Communicator, RendezvousError
 from unisono.comm.hosts.hosts_transport import HostsTransport
-from unisono.comm.meeting.board import LEADER, Board, Foreign, StoreGone
+from unisono.comm.meeting.board import LEADER, Board, FileBoard, Foreign, StoreGone
 from unisono.comm.meeting.deadline import LimitOfEach
 from unisono.training import init_weight_update_group
 
@@ -192,3 +193,22 @@ def test_processes_add_to_a_sealed_number_at_once() -> None:
     for thread in threads:
         thread.join()
     assert sorted(sums) == list(range(1, 101))
+
+
+def test_processes_write_to_an_inherited_file_one_at_a_time() -> None:
+    """They share its open file, but no lock on it; nor does one stay locked."""
+    descriptor = os.memfd_create("board")
+    board = FileBoard(descriptor)
+    board.set(LEADER, "{}")
+    writers = []
+    for _ in range(4):
+        if not (pid := os.fork()):
+            for _ in range(200):
+                board.add("count", 1)
+            os._exit(0)
+        writers.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in writers] == [0] * 4
+    assert board.get("count") == "800"
+    with open(f"/proc/self/fd/{descriptor}") as another:
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)

@@ -1032,8 +1032,7 @@ def test_a_rank_in_two_cycles_tells_of_one(program: WriteProgram) -> None:
 def test_the_backend_that_torch_chose_is_named(program: WriteProgram) -> None:
     script = program("""
         import os, torch.distributed as dist
-        from unisono.comm.shared_memory.error_texts import dtype_name
-from unisono.comm.shared_memory.record_reader import read_process
+        from unisono.comm.shared_memory.record_reader import read_process
         dist.init_process_group()
         print([group.backend for group in read_process(os.getpid())])
     """)
@@ -1047,8 +1046,7 @@ def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
     script = program("""
         import os, time
         import torch, torch.distributed as dist
-        from unisono.comm.shared_memory.error_texts import dtype_name
-from unisono.comm.shared_memory.record_reader import read_process
+        from unisono.comm.shared_memory.record_reader import read_process
         rank, size = dist.get_rank(), dist.get_world_size()
         x = torch.arange(4.0) + rank
         dist.all_reduce(x)

@@ -11,6 +11,7 @@ import functools
 import os
 import pdb
 import stat
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from unisono.launcher.process import bring_to_foreground
 _RUNNING_S = 1.0
 """If a command lets the program run for longer than this, another rank gets the debugger: the
 program may wait for that rank."""
+_EXCLUSIVE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""A struct flock for the whole file. Ranks that meet in the file lock it by flock(2), which does not
+see this lock."""
 
 
 def debug(frame: FrameType, rank: int, input_fd: int, turn_fd: int) -> None:
@@ -59,10 +63,10 @@ class _Turn:
             held = os.open(f"/proc/self/fd/{self._turn_fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.fcntl(held, fcntl.F_OFD_SETLK, _EXCLUSIVE)
                 except BlockingIOError:
                     print(f"breakpoint(): {_location(frame)}: waits until the debugger is free")
-                    fcntl.flock(held, fcntl.LOCK_EX)
+                    fcntl.fcntl(held, fcntl.F_OFD_SETLKW, _EXCLUSIVE)
             except BaseException:
                 os.close(held)
                 raise

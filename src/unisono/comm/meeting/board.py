@@ -393,8 +393,8 @@ def _replace(path: Path, text: str) -> None:
 
 def _open_own(path: str | os.PathLike[str] | int, how: int) -> int:
     """Open a file of this user. There is nothing in what it opens instead of a missing one."""
-    if isinstance(path, int):
-        return os.dup(path)
+    if isinstance(path, int):  # a duplicate would share its locks with all that inherited it
+        path = f"/proc/self/fd/{path}"
     try:  # without waiting: it may be a FIFO without a writer
         with descriptors_needed():
             descriptor = os.open(path, how | os.O_NONBLOCK | os.O_CLOEXEC)
