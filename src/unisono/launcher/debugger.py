@@ -25,8 +25,8 @@ _RUNNING_S = 1.0
 """If a command lets the program run for longer than this, another rank gets the debugger: the
 program may wait for that rank."""
 _EXCLUSIVE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-"""A struct flock for the whole file. Ranks that meet in the file lock it by flock(2), which does not
-see this lock."""
+"""A struct flock for the whole file. Ranks that meet in the file lock it by flock(2), which does
+not see this lock."""
 
 
 def debug(frame: FrameType, rank: int, input_fd: int, turn_fd: int) -> None:
