@@ -172,7 +172,7 @@ class ScenarioRank:
         if isinstance(error, (AssertionError, TypeError, ValueError)):
             raise error
         name = None if error is None else type(error).__name__
-        fields = {} if error is None else dict(vars(error))
+        fields = {} if error is None else _fields_of(error)
         if name == "CollectiveMismatch" and part.step.kind in COLLECTIVES:
             part.check_untouched()
         ended = StepEnd(number, began_s, time.monotonic(), name, str(error), fields)
@@ -261,6 +261,12 @@ class ScenarioRank:
             world.recv(got := torch.zeros(50), before)
             sent.wait()
             assert_same(got, torch.full((50,), float(before)))
+
+
+def _fields_of(error: BaseException) -> dict[str, Any]:
+    """Those it was given, and the others as its classes have them."""
+    names = [name for kind in type(error).__mro__ for name in vars(kind).get("__annotations__", {})]
+    return {name: getattr(error, name) for name in names} | vars(error)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
