@@ -312,6 +312,24 @@ def test_groups_of_one_name(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_of_two_open_groups_of_one_name_none_is_taken(comm: Communicator) -> None:
+    def join() -> Communicator:
+        return unisono.Communicator.join(f"twice-{os.getppid()}-{comm.name}", comm.rank, 2)
+
+    with torch.no_grad():
+        dropped: list[object] = [join()]
+        dropped.append(dropped)  # only the collector finds it
+        del dropped
+        with join() as first:
+            ops.all_reduce_(x := torch.ones(2), first.name)
+            assert x.tolist() == [2, 2]
+            with join() as second:
+                with pytest.raises(ValueError, match="2 groups of this process are named"):
+                    ops.all_reduce_(x, second.name)
+                comm.barrier()
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.provokes
 def test_compiled_program_hears_of_an_abort(comm: Communicator) -> None:
     pair = comm.split([0, 1])

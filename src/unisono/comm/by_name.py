@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,10 @@ def add_by_name(comm: Communicator) -> None:
 def communicator_named(name: str) -> Communicator:
     """The open Communicator of this name; if there is none, a closed one, whose calls say so.
     Raises ValueError if there is neither, or if several are open."""
-    known = list(_all)
+    if len(_open(name)) > 1:
+        gc.collect()  # one that the program has dropped does not count
+    known, is_open = list(_all), _open(name)
     named = [comm for comm in known if comm.name == name]
-    is_open = [comm for comm in named if not isinstance(comm.errored, GroupClosed)]
     if len(is_open) > 1:
         raise ValueError(f"{len(is_open)} groups of this process are named {name!r}: close one")
     if not named:
@@ -35,3 +37,8 @@ def communicator_named(name: str) -> Communicator:
             f"the program still holds, of these: {names}"
         )
     return (is_open or named)[0]
+
+
+def _open(name: str) -> list[Communicator]:
+    named = [comm for comm in _all if comm.name == name]
+    return [comm for comm in named if not isinstance(comm.errored, GroupClosed)]
