@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,3 +213,11 @@ def test_processes_write_to_an_inherited_file_one_at_a_time() -> None:
     with open(f"/proc/self/fd/{descriptor}") as another:
         fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)
+
+
+def test_a_missing_file_waits_for_no_lock_of_a_stranger(tmp_path: Path) -> None:
+    with open(os.devnull) as null:  # which everybody may lock
+        fcntl.flock(null, fcntl.LOCK_EX)
+        began_s = time.monotonic()
+        assert FileBoard(tmp_path / "nothing").get(LEADER) == ""
+        assert time.monotonic() - began_s < 5

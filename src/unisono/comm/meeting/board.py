@@ -334,7 +334,10 @@ class _TextFile:
             announcement = rest = ""
             for path in (self._where, *self._others):
                 with contextlib.suppress(*(() if path is self._where else (RendezvousError,))):
-                    descriptor = _open_own(path, os.O_RDWR if to_change else os.O_RDONLY)
+                    opened = _open_own(path, os.O_RDWR if to_change else os.O_RDONLY)
+                    if opened is None:
+                        continue
+                    descriptor = opened
                     stack.callback(os.close, descriptor)
                     _lock(descriptor, fcntl.LOCK_EX if to_change else fcntl.LOCK_SH)
                     found = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
@@ -391,8 +394,8 @@ def _replace(path: Path, text: str) -> None:
         ) from error
 
 
-def _open_own(path: str | os.PathLike[str] | int, how: int) -> int:
-    """Open a file of this user. There is nothing in what it opens instead of a missing one."""
+def _open_own(path: str | os.PathLike[str] | int, how: int) -> int | None:
+    """Open a file of this user; None if there is none."""
     if isinstance(path, int):  # a duplicate would share its locks with all that inherited it
         path = f"/proc/self/fd/{path}"
     try:  # without waiting: it may be a FIFO without a writer
@@ -404,7 +407,7 @@ def _open_own(path: str | os.PathLike[str] | int, how: int) -> int:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         return descriptor
     except FileNotFoundError:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return None
     except OSError as error:
         raise RendezvousError(
             f"the rendezvous file {path} cannot be read: {error.strerror}; it must be a file of "
