@@ -108,30 +108,6 @@ def test_channels_are_shown_and_drawn(tmp_path: Path) -> None:
     assert plan("all_reduce", "-n", 16, "--algorithm", "ring", "--html", page).exit_code == 0
 
 
-def test_as_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("all_reduce", "--as", "nccl", "--topology", "h100", "-n", 64)
-    monkeypatch.delenv("NCCL_ALGO", raising=False)
-    monkeypatch.delenv("NCCL_PROTO", raising=False)
-    rows = [line.split() for line in plan(*asked).output.splitlines()]
-    assert ["8", "Tree", "LL", "45.2", "us", "0.000177"] in rows
-    assert ["1G", "NVLSTree", "Simple", "5.96", "ms", "180"] in rows
-    assert "h100, by NCCL 2.30.7" in plan(*asked).output
-    monkeypatch.setenv("NCCL_ALGO", "Ring;allreduce:ring,tree")
-    monkeypatch.setenv("NCCL_PROTO", "^LL")
-    said = plan(*asked, "--size", "1M")
-    assert "NCCL_ALGO=Ring;allreduce:ring,tree is set." in said.output
-    found = json.loads(plan(*asked, "--size", "1M", "--json").stdout)
-    assert (found["nccl"], found["channels"]) == ("2.30.7", 16)
-    pairs = [(entry["algorithm"], entry["protocol"]) for entry in found["expected"]]
-    assert sorted(pairs) == [(a, p) for a in ("Ring", "Tree") for p in ("LL128", "Simple")]
-    times = [entry["time_s"] for entry in found["expected"]]
-    assert times == sorted(times)
-    monkeypatch.setenv("NCCL_ALGO", "PAT")
-    refused = plan(*asked)
-    assert refused.exit_code == 2
-    assert "NCCL_ALGO=PAT and NCCL_PROTO=^LL leaves no algorithm for all_reduce" in refused.stderr
-
-
 def test_the_same_for_programs() -> None:
     found = json.loads(plan("all_reduce", "-n", 16, "--size", "1M", "--json").stdout)
     assert found["nodes"] == 2
@@ -285,17 +261,6 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
         ("show binomial --channels 2", "all_reduce by binomial has no channels: leave out"),
         ("show ring --channels 0", "channels must be at least 1, not 0"),
         ("all_reduce --channels 2", "--channels has no effect on a ranking: leave it out"),
-        ("all_reduce --as nccl -n 5", "take h100 or a100 (also _sharp), with 2, 4 or 8"),
-        (
-            "all_reduce --as nccl --topology summit",
-            "8 ranks on 2 nodes of summit are unknown",
-        ),
-        (
-            "all_to_all --as nccl",
-            "an algorithm for all_to_all, only for all_reduce, ",
-        ),
-        ("all_reduce --as nccl --pieces 2", "--pieces has no effect on --as nccl: leave it out"),
-        ("all_reduce --as nccl --size 8 --sizes 8:64", "give one"),
         ("show ring --size 8", "--size has no effect on show: leave it out"),
         ("show hierarchical -n 12", "do not fill nodes of 8; set the number of nodes with --nodes"),
         ("--table -o x.svg", "--output has no effect on --table: leave it out"),

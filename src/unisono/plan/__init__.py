@@ -6,7 +6,7 @@ schedule.py       a collective algorithm as data; proof.py: proves that it is co
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; topologies/: presets; simulate.py: runs a schedule on them
 in_network.py     all_reduce by switches that reduce (NVLS, SHARP)
-nccl.py           what NCCL would choose, and its own estimate of the time (docs/nccl.md)
+nccl.py           NCCL's own formulas for latencies
 choose.py         which algorithm is fastest, and why; complexity.py: the cost of each
 predict.py        expected times for all sizes, from a few measured ones
 mesh.py           named axes over ranks: which ranks form which groups (docs/groups.md)
