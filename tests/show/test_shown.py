@@ -147,7 +147,7 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 # -- plan ------------------------------------------------------------------------------------------
 
 PLANS = {
-    "ranking": "all_reduce -n 64 --nodes 8 --topology h100_sharp",
+    "ranking": "all_reduce -n 64 --nodes 8 --topology h100",
     "two": "broadcast -n 16 --algorithm chain --against lanes --size 1.5K",
     "sizes": "all_reduce -n 8 --sizes 8:1M --topology a100",
     "table": "--table -n 12",

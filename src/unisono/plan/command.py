@@ -15,10 +15,9 @@ from unisono.errors import Misuse, name_choices, name_number
 from unisono.output_files import write_text
 from unisono.plan import tables
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.choose import Choice, Ranking, explain, rank_algorithms, rank_sizes
+from unisono.plan.choose import PIECES, Choice, Ranking, explain, rank_algorithms, rank_sizes
 from unisono.plan.complexity import costs_and_left_out
 from unisono.plan.draw import to_svg
-from unisono.plan.in_network import PIECES
 from unisono.plan.player import schedule_page
 from unisono.plan.progress import show_progress
 from unisono.plan.proof import verify
@@ -40,7 +39,7 @@ from unisono.show.table import print_whole, to_json
     metavar="NAME",
     default="h100",
     show_default=True,
-    help="a100, h100, summit, ethernet, a100_sharp, h100_sharp (switches add), or a .toml file.",
+    help="a100, h100, summit, ethernet, or a .toml file.",
 )
 @click.option("--table", is_flag=True, help="Show steps, bytes and time of every algorithm.")
 @click.option("--collective", metavar="NAME", help="show: the collective that NAME is for.")

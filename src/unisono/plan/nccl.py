@@ -1,5 +1,5 @@
-"""NCCL's own formulas for the latency of a ring and of a tree (docs/scale.md compares simulated times
-with them): constants and formulas are those of NCCL 2.30.7, src/graph/tuning.cc."""
+"""NCCL's own formulas for the latency of a ring and of a tree, with which docs/scale.md compares
+simulated times. Constants and formulas are those of NCCL 2.30.7, src/graph/tuning.cc."""
 
 from __future__ import annotations
 

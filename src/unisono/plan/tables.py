@@ -25,18 +25,13 @@ def where(ranking: Ranking, with_size: bool = True) -> str:
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """The algorithms, the fastest first, and with them the switches if they reduce; then, without
-    a number, those that can only be planned."""
+    """The algorithms, the fastest first; then, without a number, those that can only be planned."""
     rows = [
         (
             *(bool(each.algorithm.only_planned), each.time_s, each.label),
             *(f"{each.schedule.rounds:,}", each.busiest_rank_sends_bytes),
         )
         for each in ranking.choices
-    ]
-    rows += [
-        (False, by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)
-        for by_switches in ranking.in_network
     ]
     headings = ("<", "<algorithm", ">time", ">steps", ">busiest rank sends")
     cells = (
@@ -61,7 +56,6 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
             | _fields(choice.algorithm, "only_planned")
             for choice in ranking.choices
         ],
-        "in_network": ranking.in_network,
         "left_out": dict(ranking.left_out),
     }
 
