@@ -37,7 +37,6 @@ from unisono.comm.engine import Operation, hide_files
 from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.comm.work import FinishedWork, JoinedWork, Work
-from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written
 from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.given_calls import (
