@@ -70,8 +70,7 @@ def doctor(
 
     REPORTS are files that ranks saved when something went wrong (error.report.save): it shows the
     verdict, where every rank was, and the stacks of the ranks to blame. Several ranks' reports of
-    one incident are shown once. They may also be the dumps of torch's Flight Recorder, one of each
-    rank. The exit code is 1 if a file cannot be read.
+    one incident are shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
         _check_options(context, "saved reports", "as_json", "stacks", "html")
