@@ -28,7 +28,6 @@ from unisono.cli import main
 from unisono.demo import command as demo_command
 from unisono.demo import scenes
 from unisono.doctor import diagnosis
-from unisono.doctor.host_links import HostFacts, LinkFacts, judge, show_hosts
 from unisono.doctor.machine import fail, ok, warn
 from unisono.doctor.saved_reports import incident_page, read
 from unisono.doctor.self_test import Check, SelfTest
@@ -204,18 +203,6 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     diagnosis.print_json(2, ["unisono"])
     check("doctor", show + capsys.readouterr().out)
     check("doctor-variables", on_terminals(lambda c: diagnosis.print_variables(c, every=True)))
-
-
-def test_links_of_hosts() -> None:
-    hosts = [
-        HostFacts(f"node{at}", (2 * at, 2 * at + 1), f"10.0.0.{at}", "eth0", 1500 * (at % 2), at)
-        for at in range(3)
-    ]
-    slow_link = LinkFacts("node0", "node1", 23.4, 941.0, 12345.6)
-    link = LinkFacts("node1", "node2", 20, 9e3, 8e3)
-    judged = judge([slow_link, link])
-    check("hosts-slow", on_terminals(lambda console: show_hosts(hosts, *judged, console)))
-    check("hosts-well", on_terminals(lambda console: show_hosts(hosts, [link], [], console)))
 
 
 def incident() -> Report:
