@@ -124,9 +124,9 @@ VLLM = build/real-vllm
 real-vllm: $(VLLM)/.stamp ## run vLLM's engines, and TRL's, OpenRLHF's and verl's code, on unisono
 	$(VLLM)/bin/python -m pytest -m vllm tests/real_vllm
 
-test-ray: .venv/.stamp ## run what stands on Ray, on a cluster of several nodes; installs Ray
+test-ray: .venv/.stamp ## launch ranks on a Ray cluster of several nodes; installs Ray
 	.venv/bin/python -m pip install --quiet -c constraints.txt ray
-	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py tests/training/test_ray_group.py
+	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)

@@ -1,4 +1,4 @@
-"""What course notes claim about rings, trees and switches; docs/schedules.md says what holds."""
+"""What course notes claim about rings and trees; docs/schedules.md says what holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from unisono.plan import PRESETS, Topology, find, simulate
 from unisono.plan.algorithms.binary_trees import both_trees, depths
-from unisono.plan.in_network import reduce_in_network
 
 H100 = PRESETS["h100"]
 FLAT = Topology.flat(5e-6, 25e9, overhead_s=0.5e-6, reduce_bytes_per_s=500e9)
@@ -107,40 +106,3 @@ def test_24756_gpus_ring_180_ms_tree_1_ms() -> None:
     assert 0.09 < ring < 0.36
     assert tree < 1e-3
     assert ring / tree > 180
-
-
-# -- switches that add ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["h100_sharp", "a100_sharp"])
-def test_switches_that_add_have_less_latency_and_move_less(name: str) -> None:
-    topology = PRESETS[name]
-    algorithms = ("ring", "ring_2d", "binomial", "binary_tree", "double_tree", "hierarchical")
-    for ranks in (64, 1024):
-        for size in (TINY, 1 << 20, LARGE):
-            sharp = reduce_in_network(ranks, topology, size)
-            for algorithm in algorithms:
-                schedule = find("all_reduce", algorithm).schedule(
-                    ranks, node_size=8, pieces=1 if size < LARGE else 64
-                )
-                other = simulate(schedule, topology, size)
-                assert sharp.time_s < other.time_s, (algorithm, ranks, size)
-                assert sharp.card_bytes < 0.6 * other.most_bytes("card"), (algorithm, ranks, size)
-                most_added = other.reducing_s.max() * topology.reduce_bytes_per_s
-                assert sharp.added_bytes < most_added
-
-
-def test_for_large_tensors_that_is_no_miracle() -> None:
-    """A ring on all cards is within a factor of 2.3: cards send once instead of twice."""
-    for name in ("h100_sharp", "a100_sharp"):
-        for ranks in (64, 4096):
-            sharp = reduce_in_network(ranks, PRESETS[name], LARGE).time_s
-            best = time_s("hierarchical", ranks, LARGE, PRESETS[name], node_size=8)
-            assert 1.1 < best / sharp < 3.3
-        ring = time_s("ring", 64, LARGE, PRESETS[name], node_size=8, channels=8)
-        assert 1.1 < ring / reduce_in_network(64, PRESETS[name], LARGE).time_s < 2.3
-
-
-def test_ranks_add_nothing_only_where_the_switch_inside_adds_too() -> None:
-    assert reduce_in_network(64, PRESETS["h100_sharp"], LARGE).added_bytes == 0
-    assert reduce_in_network(64, PRESETS["a100_sharp"], LARGE).added_bytes == LARGE * 7 / 8

@@ -28,7 +28,6 @@ from unisono.cli import main
 from unisono.demo import command as demo_command
 from unisono.demo import scenes
 from unisono.doctor import diagnosis
-from unisono.doctor.host_links import HostFacts, LinkFacts, judge, show_hosts
 from unisono.doctor.machine import fail, ok, warn
 from unisono.doctor.saved_reports import incident_page, read
 from unisono.doctor.self_test import Check, SelfTest
@@ -147,21 +146,17 @@ def test_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 # -- plan ------------------------------------------------------------------------------------------
 
 PLANS = {
-    "ranking": "all_reduce -n 64 --nodes 8 --topology h100_sharp",
+    "ranking": "all_reduce -n 64 --nodes 8 --topology h100",
     "two": "broadcast -n 16 --algorithm chain --against lanes --size 1.5K",
     "sizes": "all_reduce -n 8 --sizes 8:1M --topology a100",
     "table": "--table -n 12",
-    "nccl": "all_reduce --as nccl --topology h100 -n 64 --sizes 8:1M",
-    "nccl-one": "all_reduce --as nccl --topology h100 -n 64 --size 1M",
     "show": "show double_tree -n 8",
     "show-ring": "show ring -n 16 --nodes 4 --channels 2",
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("NCCL_ALGO", "NCCL_PROTO"):
-        monkeypatch.delenv(variable, raising=False)
+def test_plan(name: str) -> None:
     told = []
     for environment in ({"COLUMNS": "40"}, {"COLUMNS": "150", "FORCE_COLOR": "1"}):
         done = CliRunner().invoke(main, ["plan", *PLANS[name].split()], env=environment)
@@ -208,18 +203,6 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     diagnosis.print_json(2, ["unisono"])
     check("doctor", show + capsys.readouterr().out)
     check("doctor-variables", on_terminals(lambda c: diagnosis.print_variables(c, every=True)))
-
-
-def test_links_of_hosts() -> None:
-    hosts = [
-        HostFacts(f"node{at}", (2 * at, 2 * at + 1), f"10.0.0.{at}", "eth0", 1500 * (at % 2), at)
-        for at in range(3)
-    ]
-    slow_link = LinkFacts("node0", "node1", 23.4, 941.0, 12345.6)
-    link = LinkFacts("node1", "node2", 20, 9e3, 8e3)
-    judged = judge([slow_link, link])
-    check("hosts-slow", on_terminals(lambda console: show_hosts(hosts, *judged, console)))
-    check("hosts-well", on_terminals(lambda console: show_hosts(hosts, [link], [], console)))
 
 
 def incident() -> Report:

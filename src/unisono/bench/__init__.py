@@ -9,7 +9,7 @@ collectives.py     what can be measured: sizes and bandwidths as in nccl-tests
 backends/          unisono, torch's backends and MPI as calls on buffers
 measurer.py        one row: checked, warmed up, timed in interleaved blocks
 exact.py           inputs whose exact result is known
-floor.py           the limits of memory and of links between hosts
+floor.py           the limit of memory
 machine.py         the machine of a run
 results.py         statistics; rows and runs, as JSON; compare.py: two runs
 text.py            a run as text: tables, sentences

@@ -19,7 +19,6 @@ from unisono.bench import floor
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
 from unisono.bench.collectives import bandwidths, item_bytes, messages
 from unisono.bench.exact import POISON, CheckedCall
-from unisono.bench.floor import LinkLimit
 from unisono.bench.results import Row, Skipped, summarise
 from unisono.comm.communicator import Communicator
 from unisono.errors import UnisonoError
@@ -123,7 +122,6 @@ class Measurer:
     with_floor: bool = True
     crowded: bool = False
     """Whether there are more ranks than cores."""
-    link_limit: LinkLimit | None = None
 
     def __post_init__(self) -> None:
         self._clock = _QueueClock()
@@ -146,8 +144,6 @@ class Measurer:
             if contestant.is_floor:
                 took_s = samples[contestant.name].took_s() / contestant.batch
                 floor_us = float(numpy.median(took_s)) * 1e6
-                if self.link_limit is not None:
-                    floor_us = max(floor_us, self.link_limit.least_us(case))
             else:
                 contestant.wrong += self._check(case, contestant, phase=1)
         self._buffers = {}

@@ -4,6 +4,7 @@ by row, and rank 0 reports events."""
 import dataclasses
 import json
 import os
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,12 +14,13 @@ from typing import Any, TypeAlias
 import numpy
 
 from unisono.bench import machine
-from unisono.bench.floor import measure_link_limit, ranks_by_host
 from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import Row, Run, SampleSummary, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import show_files
+from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.meeting.network import find_interface
 from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.functions import launch
@@ -114,14 +116,12 @@ def run_rank(
             if listener is not None and (everywhere or comm.rank == 0):
                 listener({"event": kind, **values})
 
-        hosts = ranks_by_host(comm)
-        neighbours = next(ranks for ranks in hosts if comm.rank in ranks)
+        hosts, interface = _hosts_of(comm)
+        neighbours = next(ranks for _, ranks in hosts if comm.rank in ranks)
         control = Control(comm, same_clock=len(hosts) == 1)
         device = "cpu" if settings.device == "cpu" else take_gpu(neighbours.index(comm.rank))
         if device != "cpu":
             _check_gpu_memory(control, settings, device, len(neighbours))
-        limit = measure_link_limit(comm)
-        interface = "lo" if limit is None else limit.interface
         if interface:  # over hosts torch often guesses the loopback
             os.environ.setdefault(GLOO_INTERFACE, interface)
         connector = Connector(control, neighbours, device, closing)
@@ -130,7 +130,7 @@ def run_rank(
             "begin",
             machine=machine.machine()
             | machine.describe_gpu(device)
-            | ({} if limit is None else limit.facts()),
+            | {"hosts": [{"name": name, "ranks": len(ranks)} for name, ranks in hosts]},
             versions=machine.versions(),
             settings=dataclasses.asdict(settings),
             skipped=[dataclasses.asdict(backend) for backend in left_out],
@@ -139,9 +139,8 @@ def run_rank(
             control,
             backends,
             budget_s=settings.budget_s,
-            with_floor=settings.floor,
+            with_floor=settings.floor and len(hosts) == 1,
             crowded=settings.ranks > share.core_count() * len(hosts),
-            link_limit=limit,
         )
         forecast = Forecast()
         cases = settings.cases(machine.caches_bytes()) if backends else []
@@ -186,6 +185,14 @@ def _own_group(world: Communicator) -> Communicator:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return Communicator.join("unisono bench", world.rank, world.size, _get_default_store())
+
+
+def _hosts_of(comm: Communicator) -> tuple[list[tuple[str, tuple[int, ...]]], str]:
+    """The name and the ranks of each host, and this host's interface to the others."""
+    if not isinstance(comm.transport, HostsTransport):
+        return [(socket.gethostname(), tuple(range(comm.size)))], "lo"
+    hosts = comm.transport.links.hosts
+    return list(zip(hosts.names, hosts.members, strict=True)), find_interface(hosts.address)
 
 
 @contextmanager

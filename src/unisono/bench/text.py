@@ -127,15 +127,9 @@ def _about_gpus(facts: dict[str, Any]) -> str:
 
 
 def _about_hosts(facts: dict[str, Any]) -> str:
-    if not facts.get("hosts"):
-        return ""
-    hosts = ", ".join(f"{host['name']} ({host['ranks']})" for host in facts["hosts"])
-    link = facts["link"]
-    return (
-        f"\n{len(facts['hosts'])} hosts: {hosts}; a stream over {link['interface'] or 'the link'} "
-        f"carries {link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s, a message takes "
-        f"{link['latency_us']:,.0f} us; the floor is the link's"
-    )
+    hosts = facts.get("hosts", [])
+    listed = ", ".join(f"{host['name']} ({host['ranks']})" for host in hosts)
+    return f"\n{len(hosts)} hosts: {listed}" if len(hosts) > 1 else ""
 
 
 def summary(run: Run) -> list[str]:

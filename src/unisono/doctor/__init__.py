@@ -6,8 +6,6 @@ software.py           installed software, and GPUs
 machine.py            kernel, memory, limits, cores, network; the class Finding
 known_variables.py    environment variables: their meaning, and invalid ones
 self_test.py          unisono.self_test: every primitive on an existing group
-host_links.py         the links between hosts, and which one is slow
 saved_reports.py      reports of the watch that ranks have saved, in a terminal and as a page
-flight_recorder.py    dumps of torch's Flight Recorder, as such reports
 topology.py           this machine as a topology, for `unisono plan` and `unisono layout`
 """

@@ -11,7 +11,6 @@ from unisono.errors import Misuse
 from unisono.launcher.command import check_writable
 from unisono.output_files import write_text
 from unisono.torch_support import require_torch
-from unisono.world.environment import read_rank_info
 
 
 @click.command()
@@ -24,11 +23,6 @@ from unisono.world.environment import read_rank_info
     help="The backends of the self-test; with an empty list it is skipped.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
-@click.option(
-    "--hosts",
-    is_flag=True,
-    help="Measure the links between hosts; run it on every host, by torchrun, srun or mpirun.",
-)
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
 @click.option(
     "--topology",
@@ -50,7 +44,6 @@ def doctor(
     ranks: int,
     backends: str,
     as_json: bool,
-    hosts: bool,
     variables: bool,
     topology: Path | None,
     stacks: bool,
@@ -64,21 +57,13 @@ def doctor(
     collective and message on each backend and check the results. The exit code is 1 if anything is
     red. In your own program the same test is unisono.self_test().
 
-    With --hosts, started by torchrun, srun or mpirun on several hosts (`torchrun --nnodes 2 ... -m
-    unisono doctor --hosts`), it measures the latency and the bandwidth in both directions of every
-    link between two hosts, one link after the other, and names slow ones. The first rank prints.
-
     REPORTS are files that ranks saved when something went wrong (error.report.save): it shows the
     verdict, where every rank was, and the stacks of the ranks to blame. Several ranks' reports of
-    one incident are shown once. They may also be the dumps of torch's Flight Recorder, one of each
-    rank. The exit code is 1 if a file cannot be read.
+    one incident are shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
         _check_options(context, "saved reports", "as_json", "stacks", "html")
         well = _show_reports(reports, stacks, as_json, html)
-    elif hosts:
-        _check_options(context, "--hosts", "hosts", "as_json")
-        well = _check_hosts(as_json)
     elif topology is not None:
         _check_options(context, "--topology", "topology")
         require_torch("unisono doctor --topology")
@@ -107,19 +92,6 @@ def _check_options(context: click.Context, what: str, *fitting: str) -> None:
         given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if given and name not in ("reports", *fitting):
             raise Misuse(f"--{name.removeprefix('as_')} cannot be used with {what}")
-
-
-def _check_hosts(as_json: bool) -> bool:
-    if read_rank_info() is None:
-        raise Misuse(
-            "--hosts measures between ranks: start it on every host, as in `torchrun --nnodes 2 "
-            "--nproc-per-node 1 --node-rank ... --master-addr ... -m unisono doctor --hosts`"
-        )
-    require_torch("unisono doctor --hosts")
-    from unisono.doctor.host_links import check_hosts
-
-    check_hosts(as_json, Console())
-    return True
 
 
 def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool, html: Path | None) -> bool:

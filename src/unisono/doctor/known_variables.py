@@ -35,7 +35,7 @@ TORCH = {
     "default, ends the process",
     "TORCH_NCCL_BLOCKING_WAIT": "1: wait() blocks until the collective has finished",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "how many calls the flight recorder keeps; 0 turns it off",
-    "TORCH_FR_BUFFER_SIZE": "its newer name; from torch 2.15 on it records groups of unisono, too",
+    "TORCH_FR_BUFFER_SIZE": "its newer name",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1: the flight recorder is written to files after a timeout",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "where those files go; the rank is appended",
     "TORCH_NCCL_DESYNC_DEBUG": "1: a timeout says which ranks were out of step",

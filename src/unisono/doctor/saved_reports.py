@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from unisono.doctor.flight_recorder import Dump, read_dump, verdict_of
 from unisono.errors import UnisonoError, name_ranks
 from unisono.plan.sizes import format_seconds
 from unisono.show.pages import Html, build_page, element, elements, panel, table
@@ -39,28 +38,15 @@ class Reading:
 def read(files: Iterable[Path]) -> Reading:
     """Read all files; one that cannot be read does not prevent the others from being shown."""
     found: dict[Hashable, list[tuple[Path, Report]]] = {}
-    dumps: dict[int, tuple[Path, Dump]] = {}
     problems = []
     for file in files:
         try:
-            dump = read_dump(file)
-            if dump is not None:
-                first, _ = dumps.setdefault(dump[0], (file, dump[1]))
-                if first != file:
-                    problems.append(f"{first} and {file} are both dumps of rank {dump[0]}")
-                continue
             report = load(file)
         except UnisonoError as error:
             problems.append(str(error))
         else:
             found.setdefault(_identity(report), []).append((file, report))
     incidents = []
-    if dumps:
-        verdict = verdict_of({rank: dump for rank, (_, dump) in dumps.items()})
-        if verdict is None:
-            problems.append("in the dumps of torch's Flight Recorder no call waits or differs")
-        else:
-            incidents.append(Incident(verdict, tuple(file for file, _ in dumps.values())))
     for alike in found.values():
         best = max((report for _, report in alike), key=_how_much)
         incidents.append(Incident(best, tuple(dict.fromkeys(file for file, _ in alike))))

@@ -11,12 +11,13 @@ from typing import Any
 
 from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.in_network import PIECES, InNetwork, reduce_in_network, ways
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_size
 from unisono.plan.topology import Topology
 
+PIECES = (1, 8, 64)
+"""The numbers of pieces to try for a pipeline; the best one counts."""
 _PORTS, _CARDS = "bandwidth of the ranks' ports", "bandwidth of the network cards"
 _BOTH = "bandwidth of the ranks' ports and the network cards"
 MOST_CHANNELS = 1 << 15
@@ -66,9 +67,8 @@ class Ranking:
     """The algorithms of a `collective` on `ranks` ranks of a `topology`, for `total_bytes`.
 
     `choices` lists them, the fastest first, and after them those that cannot be run but only
-    planned; `left_out` lists those that were not simulated, each with the reason. If the topology
-    has switches that reduce, `in_network` lists the ways in which they can do an all_reduce, the
-    fastest first. See also `rank_algorithms`.
+    planned; `left_out` lists those that were not simulated, each with the reason. See also
+    `rank_algorithms`.
 
     >>> from unisono import plan
     >>> ranking = plan.rank_algorithms("broadcast", 8, 1 << 20, plan.find_topology("h100"))
@@ -82,7 +82,6 @@ class Ranking:
     topology: Topology
     choices: tuple[Choice, ...]
     left_out: tuple[tuple[str, str], ...]
-    in_network: tuple[InNetwork, ...] = ()
 
     @property
     def best(self) -> Choice:
@@ -97,15 +96,13 @@ class Ranking:
 
     @property
     def times_s(self) -> dict[str, float]:
-        """The time of each algorithm that can be run (of all if none can), and of each way in which
-        switches reduce."""
+        """The time of each algorithm that can be run, or of all if none can."""
         planned = self.only_planned if not self.best.algorithm.only_planned else {}
-        times = {
+        return {
             choice.algorithm.name: choice.time_s
             for choice in self.choices
             if choice.algorithm.name not in planned
         }
-        return times | {by_switches.way: by_switches.time_s for by_switches in self.in_network}
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
@@ -173,14 +170,7 @@ def rank_sizes(
         choices = tuple(
             sorted(best.values(), key=lambda each: (each.algorithm.only_planned != "", each.time_s))
         )
-        by_switches = [
-            reduce_in_network(ranks, topology, size, way)
-            for way in (ways(ranks, topology) if collective == "all_reduce" and not names else ())
-        ]
-        by_switches.sort(key=lambda in_network: in_network.time_s)
-        rankings.append(
-            Ranking(collective, ranks, size, topology, choices, tuple(left_out), tuple(by_switches))
-        )
+        rankings.append(Ranking(collective, ranks, size, topology, choices, tuple(left_out)))
     return rankings
 
 

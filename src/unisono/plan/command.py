@@ -1,6 +1,5 @@
 """`unisono plan`: which algorithm is fastest, how fast, and what it looks like."""
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from rich.console import Console
 
 from unisono.errors import Misuse, name_choices, name_number
 from unisono.output_files import write_text
-from unisono.plan import nccl, tables
+from unisono.plan import tables
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.choose import Choice, Ranking, explain, rank_algorithms, rank_sizes
+from unisono.plan.choose import PIECES, Choice, Ranking, explain, rank_algorithms, rank_sizes
 from unisono.plan.complexity import costs_and_left_out
 from unisono.plan.draw import to_svg
-from unisono.plan.in_network import PIECES
 from unisono.plan.player import schedule_page
 from unisono.plan.progress import show_progress
 from unisono.plan.proof import verify
@@ -41,7 +39,7 @@ from unisono.show.table import print_whole, to_json
     metavar="NAME",
     default="h100",
     show_default=True,
-    help="a100, h100, summit, ethernet, a100_sharp, h100_sharp (switches add), or a .toml file.",
+    help="a100, h100, summit, ethernet, or a .toml file.",
 )
 @click.option("--table", is_flag=True, help="Show steps, bytes and time of every algorithm.")
 @click.option("--collective", metavar="NAME", help="show: the collective that NAME is for.")
@@ -51,9 +49,6 @@ from unisono.show.table import print_whole, to_json
     "--channels",
     type=int,
     help="How many rings or trees run at once.  [default: the best; show: one per card]",
-)
-@click.option(
-    "--as", "as_whom", type=click.Choice(["nccl"]), help="Show NCCL's choice for each size."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
@@ -83,7 +78,6 @@ def plan(context: click.Context, /, **options: Any) -> None:
       unisono plan show double_tree -n 8 -o double_tree.svg
       unisono plan all_reduce -n 8 --algorithm ring --against double_tree --html play.html
       unisono plan --table -n 8
-      unisono plan all_reduce --as nccl --topology h100 -n 64
 
     The first three simulate algorithms on a cluster; you need not have one. A size is that of the
     whole tensor: 8, 64K, 64M, 1G (K is 1,024 bytes).
@@ -113,7 +107,6 @@ class _Request:
     root: int
     pieces: int | None
     channels: int | None
-    as_whom: str | None
     as_json: bool
     output: Path | None
     algorithm: str | None
@@ -187,10 +180,7 @@ def _answer(request: _Request) -> None:
     if request.ranks < 1:
         raise ValueError(f"-n must be at least 1, not {request.ranks}")
     pieces = "pieces channels" if request.algorithm else ""
-    if request.as_whom is not None:
-        request.reject_others("--as nccl", "as size sizes")
-        _as_nccl(console, request)
-    elif request.table:
+    if request.table:
         request.reject_others("--table", "pieces channels collective")
         if request.name is not None or (what is not None and request.collective is not None):
             raise ValueError("--table shows all algorithms: name one collective at most")
@@ -299,34 +289,6 @@ def _sweep(console: Console, request: _Request, range_of_sizes: str) -> None:
     if output is not None:
         tables.save_chart(output, sizes, tables.series(rankings), title)
         click.echo(f"Wrote {output}.", err=request.as_json)
-
-
-def _as_nccl(console: Console, request: _Request) -> None:
-    """What NCCL chooses for each size, or everything that it considers for one."""
-    tuning = nccl.tune(request.what or "", request.ranks, request.cluster)
-    one = "--size" in request.given
-    if one and request.sizes is not None:
-        raise ValueError("--size shows all that NCCL considers, --sizes what it chooses: give one")
-    sizes = (parse_size(request.size),) if one else parse_sizes(request.sizes or "8:4G")
-    rows = [
-        (size, estimate, tuning.time_s(estimate, size))
-        for size in sizes
-        for estimate in (tuning.estimates if one else (tuning.choose(size),))
-    ]
-    if one:
-        rows.sort(key=lambda row: row[2])
-    if request.as_json:
-        click.echo(to_json(tables.nccl_as_json(tuning, rows)))
-        return
-    ranks, nodes = name_number(request.ranks, "rank"), name_number(tuning.nodes, "node")
-    console.print(
-        f"{tuning.collective} on {ranks}, {nodes}, {request.cluster.name}, by NCCL {nccl.VERSION}"
-    )
-    for variable in ("NCCL_ALGO", "NCCL_PROTO"):
-        if os.environ.get(variable):
-            console.print(f"{variable}={os.environ[variable]} is set.")
-    print_whole(console, tables.nccl_table(rows))
-    console.print("Times are NCCL's estimates, made for choosing; measured ones are often longer.")
 
 
 def _table(console: Console, request: _Request) -> None:

@@ -1,6 +1,5 @@
 """The tables and charts of `unisono plan`, and the same as JSON."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, repeat
 from pathlib import Path
@@ -11,12 +10,10 @@ from rich.table import Table
 from unisono.errors import name_number
 from unisono.plan.choose import Ranking
 from unisono.plan.complexity import Cost
-from unisono.plan.nccl import VERSION, Estimate, Tuning
 from unisono.plan.sizes import format_seconds, format_size
 from unisono.show import charts
 from unisono.show.table import LINED, build_table
 
-NcclRow = tuple[int, Estimate, float]  # (size, NCCL's estimate, seconds)
 Series = Mapping[str, Sequence[float]]  # for each algorithm, the seconds at each x
 
 
@@ -28,18 +25,13 @@ def where(ranking: Ranking, with_size: bool = True) -> str:
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """The algorithms, the fastest first, and with them the switches if they reduce; then, without
-    a number, those that can only be planned."""
+    """The algorithms, the fastest first; then, without a number, those that can only be planned."""
     rows = [
         (
             *(bool(each.algorithm.only_planned), each.time_s, each.label),
             *(f"{each.schedule.rounds:,}", each.busiest_rank_sends_bytes),
         )
         for each in ranking.choices
-    ]
-    rows += [
-        (False, by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)
-        for by_switches in ranking.in_network
     ]
     headings = ("<", "<algorithm", ">time", ">steps", ">busiest rank sends")
     cells = (
@@ -64,7 +56,6 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
             | _fields(choice.algorithm, "only_planned")
             for choice in ranking.choices
         ],
-        "in_network": ranking.in_network,
         "left_out": dict(ranking.left_out),
     }
 
@@ -89,26 +80,6 @@ def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
         | _fields(cost, "ranks steps most_sent total_sent alpha beta gamma")
         for cost in costs
     ]
-
-
-def nccl_table(rows: Sequence[NcclRow]) -> Table:
-    cells = (
-        (
-            *(f"{format_size(size):>6}", estimate.algorithm, estimate.protocol),
-            *(format_seconds(time_s), f"{size / time_s / 1e9:.3g}"),
-        )
-        for size, estimate, time_s in rows
-    )
-    return build_table(("<", "<algorithm", "<protocol", ">time", ">GB/s"), cells, **LINED)
-
-
-def nccl_as_json(tuning: Tuning, rows: Sequence[NcclRow]) -> dict[str, Any]:
-    setting = _fields(tuning, "collective ranks nodes channels")
-    expected = [
-        {"bytes": size, "time_s": time_s} | dataclasses.asdict(estimate)
-        for size, estimate, time_s in rows
-    ]
-    return {"nccl": VERSION} | setting | {"expected": expected}
 
 
 def _fields(value: object, names: str) -> dict[str, Any]:

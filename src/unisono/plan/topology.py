@@ -19,9 +19,7 @@ class Topology:
     direction. A message occupies its sender's and its receiver's port for `overhead_s` in addition
     to its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
 
-    The network's switches have `switch_ports` ports and add what passes them, each at
-    `switch_bytes_per_s`; with 0 ports they only forward it. `inside_switch_adds` says whether the
-    switch inside a node adds, too. `name` is its name, `source` where its numbers come from.
+    Switches only forward. `name` is its name, `source` where its numbers come from.
 
     A rank's device computes `flops_per_s` at most, and has `memory_bytes`, which it reads or writes
     at `memory_bytes_per_s`; infinite: not known. To start the operators of a transformer's layer,
@@ -46,9 +44,6 @@ class Topology:
     overhead_s: float = 0.0
     reduce_bytes_per_s: float = math.inf
     call_s: float = 0.0
-    switch_ports: int = 0
-    switch_bytes_per_s: float = math.inf
-    inside_switch_adds: bool = False
     flops_per_s: float = math.inf
     memory_bytes: float = math.inf
     memory_bytes_per_s: float = math.inf
@@ -65,10 +60,6 @@ class Topology:
                 fits, wanted = type(value) is int and value >= 1, "an integer of at least 1"
             elif field.name == "devices":
                 fits, wanted = type(value) is int and value >= 0, "an integer of at least 0"
-            elif field.name == "switch_ports":
-                fits, wanted = type(value) is int and (value == 0 or value >= 4), "0, or 4 or more"
-            elif field.name == "inside_switch_adds":
-                fits, wanted = type(value) is bool, "true or false"
             elif type(value) not in (int, float):
                 fits, wanted = False, "a number"
             elif field.name.endswith("_per_s") or field.name == "memory_bytes":
@@ -126,7 +117,7 @@ class Topology:
             if isinstance(value, str):
                 text = '"' + value.replace('"', "'") + '"'
             else:
-                text = repr(value).lower()  # True is true
+                text = repr(value)
             lines.append(f"{field.name} = {text}")
         return "\n".join(lines) + "\n"
 
@@ -143,7 +134,7 @@ class Topology:
         return min(self.cards, self.node_size) if self.nodes(ranks) > 1 else 1
 
 
-_PRESETS = ("h100", "a100", "summit", "ethernet", "h100_sharp", "a100_sharp")
+_PRESETS = ("h100", "a100", "summit", "ethernet")
 PRESETS = {
     name: Topology.from_toml(Path(__file__).parent / "topologies" / f"{name}.toml")
     for name in _PRESETS

@@ -1,14 +1,17 @@
 """A group of ours as a c10d Backend, which serves one device of a torch process group: for
-`"cpu:unisono,cuda:nccl"` and `shrink_group`, from torch 2.15 on.
+`"cpu:unisono,cuda:nccl"`, from torch 2.15 on.
 
 torch calls it through its dispatcher, which a complete process group of ours bypasses.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from unisono.torch_backend.autoload import NAME
@@ -46,7 +49,7 @@ class UnisonoBackend(_Backend):  # type: ignore[misc]
 
     supports_coalescing = False
     supports_splitting = False
-    supports_shrinking = True
+    supports_shrinking = False
 
     def __init__(self, group: UnisonoProcessGroup) -> None:
         super().__init__(group.comm.rank, group.comm.size)
@@ -64,17 +67,23 @@ class UnisonoBackend(_Backend):  # type: ignore[misc]
     def end_coalescing(self) -> Any:
         return self.group._end_coalescing()
 
-    def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """What the dispatcher needs."""
-        return getattr(self.group, name)(*given)
-
 
 def _handed_on(name: str) -> Callable[..., Any]:
     def call(self: UnisonoBackend, *given: Any) -> Any:
-        return self.carry_out(name, given)
+        return getattr(self.group, name)(*given)
 
     return call
 
 
-for _name in (*CALLS, "abort", "shutdown", "set_timeout", "shrink"):
+for _name in (*CALLS, "abort", "shutdown", "set_timeout"):
     setattr(UnisonoBackend, _name, _handed_on(_name))
+
+
+def register_stand_in(group: UnisonoProcessGroup) -> None:
+    """torch attaches its hooks to a backend of each group, when it is made; calls of a whole group
+    of ours never reach it."""
+    held_by_group: Any = weakref.proxy(group)
+    group.stand_in = UnisonoBackend(held_by_group)  # torch keeps only its C++ half
+    kind: Any = dist.ProcessGroup.BackendType.CUSTOM
+    group._register_backend(torch.device("cpu"), kind, group.stand_in)
+    group._set_default_backend(kind)

@@ -36,12 +36,11 @@ def create(options: Any, over: Any) -> Any:
     shorten_uncaught()
     given = _given_to_torch()
     is_one_of_many = _check_torch(options.group_rank, options.global_ranks_in_group, given)
-    if getattr(options, "enable_reconfigure", False) and not is_one_of_many:
-        from unisono.torch_backend.flight_recorder import with_backend
-        from unisono.torch_backend.going_on import ReconfigurableProcessGroup
-
-        timeout_s = options.timeout.total_seconds()
-        return with_backend(ReconfigurableProcessGroup(options.store, options.group_id, timeout_s))
+    if getattr(options, "enable_reconfigure", False):
+        raise UnisonoError(
+            "a group of unisono cannot be reconfigured: leave out enable_reconfigure, and call "
+            "comm.shrink(), comm.grow() and unisono.set_world (docs/going-on.md)"
+        )
     ready = isinstance(over, Communicator)
     comm, store = (over, options.store) if ready else _connect(options, given)
     if is_one_of_many:
@@ -115,11 +114,12 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     """A torch process group over a Communicator, with what this torch's hooks need."""
     load_soon("unisono.torch_backend.futures")
+    group = UnisonoProcessGroup(comm, store)
     if HAS_PYTHON_BACKENDS:
-        from unisono.torch_backend.flight_recorder import recorded_group_over
+        from unisono.torch_backend.backend import register_stand_in
 
-        return recorded_group_over(comm, store)
-    return UnisonoProcessGroup(comm, store)
+        register_stand_in(group)
+    return group
 
 
 def _world() -> Transport | None:

@@ -37,7 +37,6 @@ from unisono.comm.engine import Operation, hide_files
 from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.comm.work import FinishedWork, JoinedWork, Work
-from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written
 from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.given_calls import (
@@ -94,23 +93,19 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = True
+    supports_shrinking = False
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
         self._names_of_ops = reductions_by_hash()
-        self._go_over(comm)
-        self._store = store
-        self._group_name = comm.name
-        self._description = ""
-        self._coalesced: list[tuple[Work, Tensors]] | None = None
-
-    def _go_over(self, comm: Communicator) -> None:
-        """Use this Communicator to move the data."""
         self.comm = comm
         self._run_given: Callable[..., int] = comm.transport.fast_path.run_given
         if variables.ALGO.read() is not None:
             self._run_given = functools.partial(run_but_all_reduce, self._run_given)
+        self._store = store
+        self._group_name = comm.name
+        self._description = ""
+        self._coalesced: list[tuple[Work, Tensors]] | None = None
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -354,18 +349,6 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._work(JoinedWork([work for work, _ in begun]), result, self._message_completer)
 
     # -- life ------------------------------------------------------------------------------------
-
-    def shrink(self, excluded: Sequence[int], flags: int = 0, options: Any = None) -> Any:
-        """What `dist.shrink_group` asks for: a Backend of the ranks that are left."""
-        is_whole = self in dist.distributed_c10d._world.pg_map  # torch would add one device only
-        if not HAS_PYTHON_BACKENDS or (is_whole and len(self._device_types) > 1):
-            raise UnisonoError(
-                "dist.shrink_group needs torch 2.15 and a group that serves CPU tensors alone; "
-                "call comm.shrink(), or unisono.set_world(unisono.get_world().shrink())"
-            )
-        from unisono.torch_backend.going_on import shrink
-
-        return shrink(self, excluded, aborts=bool(flags))
 
     def abort(self) -> None:
         self.comm.abort("torch.distributed aborted the group")

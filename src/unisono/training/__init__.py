@@ -16,7 +16,6 @@ catching_up.py  gives a newcomer the training state
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 deferral.py     signals deferred until a block is done
-ray_group.py    a backend of ray.util.collective
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """
 

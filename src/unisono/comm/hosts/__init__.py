@@ -12,5 +12,4 @@ links.py              the control lines of a process, and what it sends and rece
 control_line.py       connections for urgent messages, and for detecting silence
 frames.py             their messages, authenticated
 questions.py          what hosts ask each other over the lines; their clocks
-link_speed.py         how fast the links are
 """

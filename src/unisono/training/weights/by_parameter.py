@@ -7,7 +7,6 @@ broadcasts and the workers receive. A worker has a model with `load_weights(pair
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -16,7 +15,6 @@ from unisono.collectives.encoding import torch_dtype
 from unisono.comm.communicator import Communicator
 from unisono.comm.tensors import dtype_name
 from unisono.errors import WeightMismatch, WeightUpdateError
-from unisono.training.deferral import defer_signals
 from unisono.training.weights.plan import differences_table, tensor_text
 from unisono.training.weights.protocol import UpdateProtocol
 
@@ -28,8 +26,8 @@ class WeightUpdateGroup:
     """The trainer, rank 0, and all workers, for updates parameter by parameter.
 
     A worker loads each parameter when it arrives, and a failure leaves engines with parts of two
-    versions. Between `begin_weight_update` and `end_weight_update`, called on every rank, an update
-    is done by all engines or by none.
+    versions. For updates that all engines take or none does, make a `WeightSender` and
+    `WeightReceiver`s over `comm`.
 
     `init_weight_update_group` makes one from unrelated processes. This class makes one from an
     existing group, `comm`, and closes it at the end; `store` is kept until then. Cost: a broadcast
@@ -47,10 +45,9 @@ class WeightUpdateGroup:
 
     def __init__(self, comm: Communicator, store: Any = None) -> None:
         self.comm = comm
-        """The group; a `WeightSender` and `WeightReceiver`s work over it as well."""
+        """The group."""
         self._store = store
         self._protocol = UpdateProtocol(comm)
-        self._all_or_none = False
 
     @property
     def rank(self) -> int:
@@ -62,27 +59,12 @@ class WeightUpdateGroup:
         """The trainer and all workers."""
         return self.comm.size
 
-    def begin_weight_update(self) -> None:
-        """Start an update that all engines or none take, up to `end_weight_update`. Every rank
-        calls it; nothing is sent. Raises WeightUpdateError if an update has already begun.
-
-        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
-        ...     group.begin_weight_update()
-        ...     group.end_weight_update()
-        """
-        if self._all_or_none:
-            raise WeightUpdateError(
-                "begin_weight_update was called twice: call end_weight_update first"
-            )
-        self._all_or_none = True
-
     def broadcast(self, tensor: torch.Tensor, src: int = TRAINER, stream: Any = None) -> None:
         """Send `tensor`, a parameter, from the trainer to all workers, which `receive` it. `src`
         must be 0; `stream`, which programs pass to vLLM's groups, is ignored.
 
         Raises WeightMismatch on every rank if a worker was told another dtype or shape, and
-        WeightUpdateError if a worker failed, died or timed out. Between `begin_weight_update` and
-        `end_weight_update` that ends the update: every engine keeps its old weights.
+        WeightUpdateError if a worker failed, died or timed out.
 
         >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
         ...     if group.rank == 0:
@@ -126,45 +108,6 @@ class WeightUpdateGroup:
 
         return self._move(str(name), prepare)
 
-    def end_weight_update(
-        self,
-        prepare: Callable[[], None] = lambda: None,
-        commit: Callable[[], None] = lambda: None,
-        undo: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Vote on the update that `begin_weight_update` started. Every rank calls it.
-
-        `prepare` may fail. If it succeeds on all ranks, every rank calls `commit`; otherwise, or if
-        a rank dies before the decision, every rank calls `undo`.
-
-        Raises WeightUpdateError, on every rank, if the update was not done: its `committed` is then
-        False.
-
-        >>> done = []
-        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
-        ...     group.begin_weight_update()
-        ...     group.end_weight_update(commit=lambda: done.append("commit"))
-        >>> done
-        ['commit']
-        """
-        protocol = self._protocol
-        began, self._all_or_none = self._all_or_none, False
-
-        def prepare_if_begun() -> None:
-            if not began:
-                raise ValueError("end_weight_update without begin_weight_update")
-            prepare()
-
-        with protocol.update():
-            try:
-                protocol.open_vote()
-                protocol.attempt(prepare_if_begun)
-                protocol.decide(commit)
-            finally:
-                if not protocol.committed:
-                    with defer_signals():
-                        undo()
-
     def close(self) -> None:
         """Leave the group and release the port.
 
@@ -188,34 +131,26 @@ class WeightUpdateGroup:
         return torch.device("cpu")
 
     def _move(self, name: str, prepare: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Broadcast one parameter after all ranks have prepared a tensor that fits. A failure ends
-        a transactional update."""
-        try:
-            with torch.no_grad(), self._protocol.update(in_place=not self._all_or_none):
-                prepared = self._protocol.attempt(prepare)
-                tensor = torch.empty(0) if prepared is None else prepared
-                self._agree(name, tensor)
-                self.comm.broadcast(tensor, TRAINER)
-        except BaseException:
-            self._all_or_none = False
-            raise
+        """Broadcast one parameter after all ranks have prepared a tensor that fits."""
+        with torch.no_grad(), self._protocol.update(in_place=True):
+            prepared = self._protocol.attempt(prepare)
+            tensor = torch.empty(0) if prepared is None else prepared
+            self._agree(name, tensor)
+            self.comm.broadcast(tensor, TRAINER)
         return tensor
 
     def _agree(self, name: str, tensor: torch.Tensor) -> None:
         """Compare what all ranks are about to do, and raise on all of them if it does not fit."""
         protocol = self._protocol
-        begun, names, *tensors = protocol.gather(
-            self._all_or_none, name, dtype_name(tensor), tuple(tensor.shape)
+        names, *tensors = protocol.gather(name, dtype_name(tensor), tuple(tensor.shape))
+        first = f"rank {TRAINER + 1} {names[TRAINER + 1]!r}"
+        protocol.raise_problems(
+            {
+                rank: f"it was told to receive {told!r}, and {first}"
+                for rank, told in enumerate(names)
+                if rank != TRAINER and told != names[TRAINER + 1]
+            }
         )
-        problems = {}
-        for rank, (here, told) in enumerate(zip(begun, names, strict=True)):
-            if here != begun[TRAINER]:
-                called = "called" if here else "not called"
-                problems[rank] = f"begin_weight_update was {called}, unlike on rank {TRAINER}"
-            elif rank != TRAINER and told != names[TRAINER + 1]:
-                first = f"rank {TRAINER + 1} {names[TRAINER + 1]!r}"
-                problems[rank] = f"it was told to receive {told!r}, and {first}"
-        protocol.raise_problems(problems)
         texts = [tensor_text(*each) for each in zip(*tensors, strict=True)]
         differences = [
             (names[rank], texts[TRAINER], f"rank {rank}: {text}")
@@ -233,10 +168,7 @@ class WeightUpdateExtension:
     vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker, in
     the shape of vLLM's and OpenRLHF's own calls.
 
-    Without `begin_weight_update` a parameter is loaded when it arrives. With it, parameters are
-    kept until `end_weight_update`, and then loaded in every engine or in none: a torch.nn.Module
-    loads them before the vote, and gets its old weights back if that fails anywhere; any other
-    model loads them after it. See also `WeightUpdateWorker`.
+    A parameter is loaded when it arrives. See also `WeightUpdateWorker`.
 
     >>> from types import SimpleNamespace
     >>> served = {}
@@ -256,7 +188,6 @@ class WeightUpdateExtension:
 
     # vLLM does not call __init__ of this class, and rejects names that its workers already have.
     _weights_group: WeightUpdateGroup | None = None
-    _weights_kept: list[tuple[str, torch.Tensor]] | None = None
 
     def _weights_model(self) -> tuple[Any, int]:
         """The model, and this worker's number in its engine."""
@@ -332,7 +263,7 @@ class WeightUpdateExtension:
         self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
     ) -> None:
         """Receive the parameter `name`, of `dtype` and `shape`, which the trainer broadcasts at the
-        same time, and load it; between `begin_weight_update` and `end_weight_update` keep it.
+        same time, and load it.
 
         Raises WeightMismatch on every rank if the trainer broadcasts another dtype or shape, and
         WeightUpdateError if a rank failed, died or timed out, or this model cannot load it.
@@ -346,14 +277,7 @@ class WeightUpdateExtension:
         unisono.errors.WeightUpdateError: call init_weight_update_group first
         """
         group = self._joined_weights_group()
-        try:
-            weight = group.receive(name, dtype, shape)
-        except BaseException:
-            self._weights_kept = None
-            raise
-        if self._weights_kept is not None:
-            self._weights_kept.append((name, weight))
-            return
+        weight = group.receive(name, dtype, shape)
         try:
             self._weights_model()[0].load_weights([(name, weight)])
         except Exception as error:
@@ -365,46 +289,6 @@ class WeightUpdateExtension:
         if empty_cache and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def begin_weight_update(self) -> None:
-        """Keep parameters from now on, for `end_weight_update`. Raises WeightUpdateError if an
-        update has already begun, or if the worker has not joined a group.
-
-        >>> from types import SimpleNamespace
-        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
-        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
-        >>> worker.begin_weight_update()
-        >>> worker.close_weight_update_group()
-        """
-        self._joined_weights_group().begin_weight_update()
-        self._weights_kept = []
-
-    def end_weight_update(self) -> None:
-        """Load what has arrived, together with all other workers. The trainer calls its group's
-        `end_weight_update` at the same time.
-
-        Raises WeightUpdateError on every rank if a model could not load, or a rank died before all
-        had voted, and every engine keeps its old weights; `committed` is True if the failure came
-        later.
-
-        >>> from types import SimpleNamespace
-        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
-        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
-        >>> worker.begin_weight_update()  # then update_weight for each parameter
-        >>> worker.end_weight_update()
-        >>> worker.close_weight_update_group()
-        """
-        group, (model, _) = self._joined_weights_group(), self._weights_model()
-        weights, self._weights_kept = self._weights_kept or [], None
-
-        def load() -> None:
-            model.load_weights(weights)
-
-        if isinstance(model, torch.nn.Module):
-            old = _KeptWeights(model)
-            group.end_weight_update(partial(old.keep, load), undo=old.give_back)
-        else:
-            group.end_weight_update(commit=load)
-
     def close_weight_update_group(self) -> None:
         """Leave the group; the worker can then join another. Does nothing without a group.
 
@@ -412,7 +296,7 @@ class WeightUpdateExtension:
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
         >>> worker.close_weight_update_group()
         """
-        group, self._weights_group, self._weights_kept = self._weights_group, None, None
+        group, self._weights_group = self._weights_group, None
         if group is not None:
             group.close()
 
@@ -437,32 +321,3 @@ class WeightUpdateWorker(WeightUpdateExtension):
 
     def _weights_model(self) -> tuple[Any, int]:
         return self._model, self._worker_rank
-
-
-class _KeptWeights:
-    """A copy of a module's tensors, to restore them if necessary."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._tensors: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def keep(self, then: Callable[[], None]) -> None:
-        """Copy everything, record where it is, and call `then`, which may change it."""
-        for module in self._model.modules():
-            for owner in (module._parameters, module._buffers):
-                for name, tensor in owner.items():
-                    if tensor is not None:
-                        if id(tensor) not in self._copies:
-                            self._copies[id(tensor)] = (tensor.data, tensor.data.clone())
-                        self._tensors.append((owner, name, tensor))
-        then()
-
-    @torch.no_grad()
-    def give_back(self) -> None:
-        """Restore everything: the tensors, their memory, and its contents."""
-        for owner, name, tensor in self._tensors:
-            data, copy = self._copies[id(tensor)]
-            data.copy_(copy)
-            tensor.data = data
-            owner[name] = tensor

@@ -205,11 +205,6 @@ class UpdateProtocol:
         transactional = self.transfers.plan.options.transactional
         self._votes, self._moving = transactional and changes, not transactional
 
-    def open_vote(self) -> None:
-        """Start a vote on what was moved by other means."""
-        (serials,) = self.exchange(next(_serials))
-        self._serial, self._votes = max(serials), True
-
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
         if not self._votes:  # received in place: there is nothing to decide
@@ -298,8 +293,9 @@ class UpdateProtocol:
     def _error(self, why: str, failed: dict[int, str], ended: bool) -> WeightUpdateError:
         version = self.version
         if self.committed:
-            served = "the new weights" if version < 0 else f"version {version}"
-            what = f"{served} had been accepted: every engine that has not failed serves it"
+            what = (
+                f"version {version} had been accepted: every engine that has not failed serves it"
+            )
         elif self._moving:
             moved = "the update" if version < 0 else f"version {version}"
             mixed = "serve different" if self._votes else "hold parts of two"
