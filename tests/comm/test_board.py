@@ -20,7 +20,7 @@ from ranks import RankPool, raised
 from unisono import Communicator, RendezvousError
 from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.meeting.board import LEADER, Board, FileBoard, Foreign, StoreGone
-from unisono.comm.meeting.deadline import LimitOfEach
+from unisono.comm.meeting.deadline import LimitOfEach, Waiting
 from unisono.training import init_weight_update_group
 
 SECRET, OTHER = "s" * 32, "t" * 32
@@ -221,3 +221,39 @@ def test_a_missing_file_waits_for_no_lock_of_a_stranger(tmp_path: Path) -> None:
         began_s = time.monotonic()
         assert FileBoard(tmp_path / "nothing").get(LEADER) == ""
         assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("change", ["announced", "added", "in an inherited file", "in another"])
+def test_who_waits_at_a_file_wakes_once_it_changes(tmp_path: Path, change: str) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    where = os.memfd_create("board") if change == "in an inherited file" else path
+    board = writer = FileBoard(where, other)
+    if change == "in another":
+        writer = FileBoard(other)
+    elif change != "announced":
+        board.set(LEADER, "{}")
+    board.sleep(0.01)
+    assert not board.sleep(0.01)  # nothing has changed since
+    name = "text" if board.get(LEADER) else LEADER
+    timer = threading.Timer(0.2, writer.set, (name, "{}"))
+    timer.start()
+    began_s, before_s = time.monotonic(), time.thread_time()
+    assert board.part("a").sleep(60.0)
+    assert time.monotonic() - began_s < 30
+    assert time.thread_time() - before_s < 0.1
+    timer.join()
+    assert board.get(name) == "{}"
+    if isinstance(where, int):
+        os.close(where)
+
+
+def test_a_wait_looks_often_again_once_something_changes() -> None:
+    asked: list[float] = []
+    waiting = Waiting(
+        0, 2, "world", LimitOfEach(60), 0.001, lambda s: asked.append(s) or len(asked) == 9
+    )
+    for _ in range(11):
+        waiting.pause()
+    assert asked[:9] == sorted(asked[:9])
+    assert asked[8] > 0.02
+    assert asked[9:] == [0.001, 0.0015]

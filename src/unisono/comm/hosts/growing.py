@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -126,7 +125,7 @@ class Growth:
             while leads and informed < size and outcome.deadline.left_s():
                 if any(map(_is_gone, here)):
                     break
-                time.sleep(0.001)
+                self._board.sleep(_PAUSE_S)
                 informed = self._board.add(f"informed/{token}", 0)
             self.is_over = informed == size
         return made
@@ -207,7 +206,7 @@ def join_growing(
     wanted = -1 if rank is None else rank
     why = ""
     with _place(name, None, board) as place:
-        waiting = Waiting(wanted, 0, name, limit, _PAUSE_S, place.longest_pause_s)
+        waiting = Waiting(wanted, 0, name, limit, _PAUSE_S, place.sleep)
         while limit.left_s():
             about = announcements.look_up(place)
             if about is not None and about["generation"] >= generation:

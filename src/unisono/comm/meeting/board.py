@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono import variables
-from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, LONGEST_PAUSE_S, Deadline, in_seconds
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline, in_seconds
 from unisono.comm.meeting.makings import ASKS_A_STORE
 from unisono.comm.meeting.unix_socket import Departed, descriptors_needed
 from unisono.errors import RendezvousError
@@ -34,6 +34,9 @@ LEADER = "unisono/0"
 _SEALED = "\x1f"
 _GLANCE_S = 0.2
 _LOCKED_S = 10.0
+_GLANCES = 16
+"""Of a file's status, in one pause: they cost less than to read it."""
+_SHORTEST_S = 0.0002
 _ADVICE = (
     "Set UNISONO_JOB_SECRET to the same text on every rank, or on none; if it already is, a "
     "foreign process has written to the store: keep it where only the job's hosts reach it"
@@ -92,8 +95,6 @@ class Board:
 
     is_of_one_host = False
     """Whether only processes of one host can reach it."""
-    longest_pause_s = LONGEST_PAUSE_S
-    """Between two looks at it."""
     settles: Callable[[bool], bool | None] | None = None
 
     def __init__(
@@ -171,6 +172,12 @@ class Board:
         before = self._seal(name, expected) if expected else ""
         given = self._key(name), before, self._seal(name, text)
         return self._open(name, self._ask(lambda: self.store.compare_set(*given)))
+
+    def sleep(self, pause_s: float) -> bool:
+        """Sleep before another look; less, and return True, if it is seen that a text has changed
+        since the last sleep."""
+        time.sleep(pause_s)
+        return False
 
     def settle(self, name: str, made: bool | None) -> bool | None:
         """Whether something is made, as settled first; with None as far as it is settled."""
@@ -266,7 +273,6 @@ class FileBoard(Board):
     written before or after. Files at `others` count if there is nothing in the first."""
 
     is_of_one_host = True
-    longest_pause_s = 0.005
 
     def __init__(
         self,
@@ -281,6 +287,9 @@ class FileBoard(Board):
     def get(self, name: str) -> str:
         return str(self.store.get(self._key(name)).decode())
 
+    def sleep(self, pause_s: float) -> bool:
+        return bool(self.store.sleep(pause_s))
+
     def _ask(self, ask: Callable[[], Any]) -> Any:
         return ask()
 
@@ -291,6 +300,16 @@ class _TextFile:
 
     def __init__(self, where: str | os.PathLike[str] | int, others: Sequence[Path]) -> None:
         self._where, self._others = where, others
+        self._seen: list[object] = []
+
+    def sleep(self, pause_s: float) -> bool:
+        limit = Deadline(pause_s)
+        while limit.left_s():
+            time.sleep(max(pause_s / _GLANCES, _SHORTEST_S))
+            before, self._seen = self._seen, [_trace(at) for at in (self._where, *self._others)]
+            if self._seen != before:
+                return True
+        return False
 
     def set(self, key: str, text: str) -> None:
         if key != LEADER:
@@ -357,6 +376,14 @@ class _TextFile:
                 os.ftruncate(descriptor, len(changed))
 
 
+def _trace(path: str | os.PathLike[str] | int) -> object:
+    """What differs once a file has changed, or another is there."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return None
+
+
 def _lock(descriptor: int, how: int) -> None:
     """Lock a file, unless its file system has no locks: there nobody but the leader writes."""
     limit = Deadline(_LOCKED_S)
@@ -369,7 +396,7 @@ def _lock(descriptor: int, how: int) -> None:
                     f"a process has locked a rendezvous file for {in_seconds(_LOCKED_S)}: is it "
                     "stopped?"
                 ) from error
-            time.sleep(0.001)
+            time.sleep(0.0001)
         except OSError:
             return
         else:

@@ -20,7 +20,7 @@ QUIET_S = 5.0
 """A rank that has waited for this long logs which ranks are missing."""
 
 _FOR_EVER_S = 1e8  # the timeouts of sockets and stores cannot be much longer
-LONGEST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 0.05
 
 _log = logging.getLogger("unisono")
 
@@ -54,7 +54,8 @@ class LimitOfEach(Deadline):
 
 
 class Waiting:
-    """A rank's wait for the others of a new group, up to a deadline."""
+    """A rank's wait for the others of a new group, up to a deadline. `sleep` may end a pause early,
+    and returns whether it did."""
 
     def __init__(
         self,
@@ -63,14 +64,14 @@ class Waiting:
         group: str,
         deadline: Deadline,
         pause_s: float = 0.0001,
-        longest_pause_s: float = LONGEST_PAUSE_S,
+        sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:
         self._rank, self._size, self._group = rank, size, group
         self._deadline = deadline
         self._quiet = Deadline(QUIET_S)
         self._has_spoken = False
         self._pause_s = self._first_pause_s = pause_s
-        self._longest_pause_s = longest_pause_s
+        self._sleep = sleep
 
     def is_long(self) -> bool:
         return not self._quiet.left_s()
@@ -110,7 +111,9 @@ class Waiting:
         self._pause_s = self._first_pause_s
 
     def pause(self) -> None:
-        """Sleep before the next check, a little longer each time."""
+        """Sleep before the next check, a little longer each time in which nothing happens."""
         makings.look()
-        time.sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 1.5, self._longest_pause_s)
+        if self._sleep(self._pause_s):
+            self.hurry()
+        else:
+            self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)

@@ -147,8 +147,8 @@ class JoinRequest:
         self.check = check
         self.segments = segments or [(range(size), size, size)]
 
-    def waiting(self) -> Waiting:
-        return Waiting(self.rank, self.size, self.key, self.deadline)
+    def waiting(self, *pauses: Any) -> Waiting:
+        return Waiting(self.rank, self.size, self.key, self.deadline, *pauses)
 
     def open(
         self, descriptors: Sequence[int], pidfds: Sequence[int], invitation: dict[str, Any]
@@ -273,7 +273,7 @@ def find_leader(board: Board, request: JoinRequest, me: Announcement) -> Connect
     rank 0 cannot be reached, it is told so."""
     refused_since: tuple[str, float] | None = None
     seen: Announcement | None = None
-    waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
+    waiting, limit = request.waiting(0.0001, board.sleep), in_seconds(request.deadline.timeout_s)
     while True:
         is_late = not request.deadline.left_s()
         leader = announcements.look_up(board)

@@ -100,8 +100,7 @@ class Roster:
         about |= {"machine": machine, "host": variables.HOSTID.read() or machine}
         self.mine: Entry = {**says, **about}
         self._text = json.dumps(self.mine)
-        pauses_s = _PAUSE_S, board.longest_pause_s
-        self._waiting = Waiting(rank, size, group, board.deadline, *pauses_s)
+        self._waiting = Waiting(rank, size, group, board.deadline, _PAUSE_S, board.sleep)
 
     def publish(self) -> None:
         self.board.set(str(self.rank), self._text)
