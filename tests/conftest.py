@@ -62,11 +62,9 @@ LEFT_TO_TEST_SLOW = (
     "test_plugin.py::test_a_hang_ends_at_the_deadline_with_the_stacks",
     "test_after_faults.py::test_a_new_world_after[a timeout]",
     "test_rendezvous.py::test_ranks_that_disagree_about_the_size_all_fail",
-    "test_dumps_of_torch.py::test_one_verdict_from_the_dumps_of_all_ranks",
     "test_backend_faults.py::test_backward_raises_when_a_rank_dies[in the first step-ddp]",
     "test_rendezvous.py::test_noise_at_the_door_is_ignored[and goes-no text]",
     "test_weights_without_a_store.py::test_what_needs_the_store_ends_in_time[stopped]",
-    "test_breakpoints.py::test_on_a_terminal[kill]",
     "test_grow.py::test_a_member_that_dies_while_newcomers_are_awaited[0]",
     "test_plugin.py::test_a_process_group_of_torch",
 )

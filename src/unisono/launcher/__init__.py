@@ -13,6 +13,5 @@ interrupts.py         signals to the launching process
 guardian.py           ends what ranks have started if the launching process is killed
 record_keeper.py      keeps the records of watched ranks after they end
 store.py              torch's store for the programs of `unisono run`
-debugger.py           `breakpoint()` in a rank
 share.py              each rank's share of cores, threads and memory
 """

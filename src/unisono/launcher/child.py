@@ -55,7 +55,7 @@ def main() -> None:
         if instructions.store_fd >= 0:
             os.set_inheritable(instructions.store_fd, False)
             inherit_store(instructions.store_fd)
-        _let_breakpoints_debug(rank, instructions.input_fd)
+        _refuse_breakpoints(rank)
         if instructions.pins:
             os.sched_setaffinity(0, instructions.pins[rank])
         _write_in_lines()
@@ -69,17 +69,18 @@ def main() -> None:
     sys.exit(_run_program(instructions.program, instructions.is_module, results))
 
 
-def _let_breakpoints_debug(rank: int, input_fd: int) -> None:
-    """The debugger is imported by the first breakpoint. PYTHONBREAKPOINT still wins."""
-    if input_fd >= 0:
-        os.set_inheritable(input_fd, False)
+def _refuse_breakpoints(rank: int) -> None:
+    """A rank has no standard input, from which pdb would read. PYTHONBREAKPOINT still wins."""
 
     def hook(*args: Any, **keywords: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **keywords)
-        from unisono.launcher.debugger import debug
-
-        return debug(sys._getframe(1), rank, input_fd, *_rendezvous_descriptor())
+        code = sys._getframe(1)
+        raise UnisonoError(
+            f"breakpoint() in rank {rank}, {code.f_code.co_filename}:{code.f_lineno}: a rank has "
+            "no terminal. Debug the program as one process, without a launcher, or skip "
+            "breakpoints with PYTHONBREAKPOINT=0"
+        )
 
     sys.breakpointhook = hook
 

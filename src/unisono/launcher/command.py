@@ -25,7 +25,7 @@ from unisono.launcher.final_report import main_report, write_final_report
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, Terminal, is_terminal, open_logs
 from unisono.launcher.process import check_not_nested, ranks_here
-from unisono.launcher.protocol import Instructions, standard_input
+from unisono.launcher.protocol import Instructions, above_the_streams
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.output_files import open_at_once, temporary_folder
@@ -191,8 +191,8 @@ def run(**given: Any) -> None:
             program=wanted.program,
             is_module=wanted.module,
             pins=share.pins(count) if wanted.pin else (),
-            input_fd=stack.enter_context(standard_input()),
         )
+        stack.enter_context(above_the_streams())
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
         listener: Listener = Callback() if wanted.capture else Terminal(not wanted.no_prefix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import linecache
 import os
@@ -23,7 +22,7 @@ from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
 from unisono.launcher.process import RankProcess, check_not_nested, ranks_here
-from unisono.launcher.protocol import Instructions, dumps, standard_input
+from unisono.launcher.protocol import Instructions, above_the_streams, dumps
 from unisono.torch_habits import name_type
 
 Result = TypeVar("Result")
@@ -105,8 +104,7 @@ def launch(
             processes = placed
         else:
             share.check_room(ranks)
-            input_fd = stack.enter_context(standard_input())
-            instructions = dataclasses.replace(instructions, input_fd=input_fd)
+            stack.enter_context(above_the_streams())
             variables = share.thread_variables(ranks, threads, os.environ)
             variables |= share.memory_variables(os.environ)
             here = ranks_here(instructions, ranks, variables, job=job)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import os
 import selectors
-import signal
 import subprocess
 import threading
 from abc import ABC, abstractmethod
@@ -140,9 +139,6 @@ class LocalProcess(RankProcess):
     def forget(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLED_S)  # a killed process may need a moment
-        with contextlib.suppress(OSError):
-            if os.tcgetpgrp(0) == self.group:  # its debugger held our terminal
-                bring_to_foreground(0, os.getpgrp())
         super().forget()
 
 
@@ -180,7 +176,7 @@ def ranks_here(
             "UNISONO_SIZE": str(ranks),
             "UNISONO_RENDEZVOUS": f"fd:{meeting.fileno()}",
         }
-        shared = [meeting.fileno(), store.fileno(), instructions.input_fd, *inherited]
+        shared = [meeting.fileno(), store.fileno(), *inherited]
         with write_instructions(instructions, job) as file:
             del job
 
@@ -250,13 +246,3 @@ def main_of(module: str) -> tuple[str, str]:
     """The arguments with which Python calls the main function of one of our modules."""
     folder = str(Path(__file__).parents[2])
     return "-c", f"import sys; sys.path.append({folder!r}); from {module} import main; main()"
-
-
-def bring_to_foreground(terminal_fd: int, group: int) -> None:
-    """Let a process group read from a terminal and receive its Ctrl-C. SIGTTOU is blocked
-    meanwhile: the kernel would stop a background process. Raises OSError."""
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-    try:
-        os.tcsetpgrp(terminal_fd, group)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)

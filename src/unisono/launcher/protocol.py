@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pickle
 import struct
@@ -26,8 +25,7 @@ class Instructions:
 
     `program` is a file or, if `is_module`, a module as for `python -m`; "" if a pickled function
     follows in the same file. `sources` are texts of code that is in no file, as in a notebook, for
-    tracebacks. `store_fd` is an inherited file for torch's store, -1 if there is another store;
-    `input_fd` is the standard input of the launching process, for debuggers, -1 if it has none.
+    tracebacks. `store_fd` is an inherited file for torch's store, -1 if there is another store.
     """
 
     sys_path: tuple[str, ...]
@@ -37,7 +35,6 @@ class Instructions:
     pins: tuple[tuple[int, ...], ...] = ()
     sources: dict[str, list[str]] = field(default_factory=dict)
     store_fd: int = -1
-    input_fd: int = -1
 
 
 @dataclass(frozen=True)
@@ -64,23 +61,15 @@ def nameless_file() -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def standard_input() -> Iterator[int]:
-    """This process's standard input under a number that ranks can inherit; -1 if it has none.
-
-    Descriptors opened meanwhile get numbers above 2, even if this process was started without
-    standard streams: a rank's own streams would replace anything it inherits as 0 to 2.
-    """
+def above_the_streams() -> Iterator[None]:
+    """Descriptors opened meanwhile get numbers above 2, even if this process was started without
+    standard streams: a rank's own streams would replace anything it inherits as 0 to 2."""
     opened: list[int] = []
     try:
-        try:
-            opened.append(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
-            descriptor = opened[0]
-        except OSError:
-            descriptor = -1
         while (filler := os.open(os.devnull, os.O_RDWR)) <= 2:
             opened.append(filler)
         os.close(filler)
-        yield descriptor
+        yield
     finally:
         for number in opened:
             os.close(number)
