@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 KIB, MIB = 1024, 1024**2
 # What each constant matters for (operation, sizes and ranks), and the factors to try.
 MEASURED = {
-    "TURN_BYTES": ("all_gather", (256 * KIB, MIB, 16 * MIB), 2, (0.5, 2)),
-    "CUT_TURN_BYTES": ("all_reduce", (256 * KIB, MIB, 16 * MIB), 2, (0.5, 2)),
+    "STEP_BYTES": ("all_gather", (256 * KIB, MIB, 16 * MIB), 2, (0.5, 2)),
+    "CUT_STEP_BYTES": ("all_reduce", (256 * KIB, MIB, 16 * MIB), 2, (0.5, 2)),
     "CUT_FROM": ("all_reduce", (16 * KIB, 64 * KIB), 2, (0.5, 4)),
     "CROWDED_FROM": ("all_reduce", (16 * KIB, 64 * KIB), 4, (0.25, 4)),
     "BYPASS_FROM": ("all_reduce", (4 * MIB, 16 * MIB), 2, (0.5, 4)),
