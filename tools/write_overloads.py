@@ -19,7 +19,7 @@ MODULES = (
     "src/unisono/comm/communicator.py",
     "src/unisono/collectives/primitives.py",
 )
-KEPT = ("__init__", "__enter__", "__exit__", "_refuse_for", "_refuse_message")
+KEPT = ("__init__", "__enter__", "__exit__", "_transport_for", "_refuse_for", "_refuse_message")
 """Of a class's private methods those that others call."""
 NEED_INPUT = ("all_gather", "gather", "all_to_all")
 HEAD = "# Written by tools/write_overloads.py from the module beside it.\n"

@@ -31,6 +31,54 @@ BOTH = pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "asyn
 # -- reducing ----------------------------------------------------------------------------------
 
 
+REFUSED: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "all_reduce, unknown": lambda out, comm: unisono.all_reduce(torch.ones(4), "sun", out=out),
+    "all_reduce, bits": lambda out, comm: unisono.all_reduce(torch.ones(4), "band", out=out),
+    "all_reduce, no op": lambda out, comm: unisono.all_reduce(torch.ones(4), None, out=out),  # type: ignore[arg-type]
+    "all_reduce, dtype": lambda out, comm: unisono.all_reduce(torch.ones(4).int(), out=out),  # type: ignore[type-var]
+    "all_reduce, shape": lambda out, comm: unisono.all_reduce(torch.ones(2, 2), out=out),
+    "all_reduce, algorithm": lambda out, comm: unisono.all_reduce(
+        torch.ones(4), out=out, algorithm="rung"
+    ),
+    "all_reduce, both": lambda out, comm: unisono.all_reduce(
+        torch.ones(4), out=out, algorithm="ring", reproducible=True
+    ),
+    "all_reduce, overlap": lambda out, comm: unisono.all_reduce(out[1:], out=out[:-1]),
+    "all_reduce, expanded": lambda out, comm: unisono.all_reduce(
+        torch.ones(2, 4), out=out.expand(2, 4)
+    ),
+    "all_reduce, read-only": lambda out, comm: unisono.all_reduce(
+        numpy.ones(4, numpy.float32), out=numpy.broadcast_to(out.numpy(), (4,))
+    ),
+    "reduce, unknown": lambda out, comm: unisono.reduce(torch.ones(4), comm.rank, "sun", out=out),
+    "reduce, read-only": lambda out, comm: unisono.reduce(
+        numpy.ones(4, numpy.float32), comm.rank, out=numpy.broadcast_to(out.numpy(), (4,))
+    ),
+    "all_gather, shape": lambda out, comm: unisono.all_gather(torch.ones(3), out=out),
+    "all_gather, overlap": lambda out, comm: unisono.all_gather(out[1:3], out=out),
+    "gather, parts": lambda out, comm: unisono.gather(torch.ones(2), comm.rank, out=[out] * 3),
+    "reduce_scatter, unknown": lambda out, comm: unisono.reduce_scatter(
+        torch.ones(8), "sun", out=out
+    ),
+    "reduce_scatter, shape": lambda out, comm: unisono.reduce_scatter(torch.ones(4), out=out),
+    "all_to_all, shape": lambda out, comm: unisono.all_to_all(torch.ones(6), out=out),
+    "all_to_all, overlap": lambda out, comm: unisono.all_to_all(
+        torch.ones(4), out=out[:1].expand(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+@pytest.mark.ranks(2)
+def test_a_refused_call_leaves_its_out_as_it_was(comm: Communicator, call: str) -> None:
+    out = torch.full((4,), -7.0)
+    error = attempt(lambda: REFUSED[call](out, comm))
+    assert isinstance(error, (ValueError, TypeError)), error
+    assert out.tolist() == [-7.0] * 4
+    assert comm.name in str(error)
+    comm.barrier()  # both refused it, so that the group is usable
+
+
 @BOTH
 @pytest.mark.ranks(RANKS)
 def test_all_reduce_works_in_place_and_returns_the_tensor(

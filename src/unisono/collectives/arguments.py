@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 import numpy
 import torch
 
+from unisono.comm import arguments as calls
 from unisono.comm.arguments import NotARank, describe_meaningless, describe_unknown_reduction
 from unisono.comm.communicator import Communicator
+from unisono.comm.engine.numbers import Operation
 from unisono.comm.forms import Function
 from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.reductions import PremulSum, has_meaning, known_reduction
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import FinishedWork, Work
-from unisono.errors import UnisonoError
+from unisono.errors import ScheduleError, UnisonoError
 from unisono.torch_habits import describe_output_first, may_be_output_first, name_type, one_root
 from unisono.world.world import resolve, well_formed
 
@@ -46,15 +48,37 @@ def copy_of(tensor: Any) -> Any:
     return tensor.copy()
 
 
-def copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
-    """`out`, with the elements of `tensor`."""
+def copy_into(
+    comm: Communicator,
+    operation: str,
+    out: Any,
+    tensor: Any,
+    op: Any,
+    reproducible: bool | None,
+    algorithm: Any = None,
+) -> Any:
+    """`out`, with the elements of `tensor`, unless its reduction in place is refused."""
     if type(out) is not type(tensor) and not is_tensor(out):
         refuse_type(comm, operation, f"out must be a tensor or an array, not {type(out).__name__}")
     check_out(comm, operation, out, tensor.dtype, tensor.shape)
-    if isinstance(out, _Tensor):
-        out.detach().copy_(tensor.detach())
-    else:
-        out[...] = tensor
+    transport = comm._transport_for(operation, out, out)
+    as_tree = comm.reproducible if reproducible is None else bool(reproducible)
+    if as_tree and algorithm is not None:
+        return tensor  # it is refused
+    try:
+        if algorithm is not None:
+            from unisono.comm.schedules.compiled_schedules import schedule_for
+
+            schedule_for(operation, algorithm, comm.size, 0)
+        calls.check_call(Operation[operation.upper()], out, None, 0, op, transport, as_tree)
+        if isinstance(out, _Tensor):
+            out.detach().copy_(tensor.detach())
+        else:
+            out[...] = tensor
+    except RuntimeError as error:  # torch's: they overlap
+        comm._refuse_for(operation, ValueError(f"out= cannot be filled: {error}"))
+    except (TypeError, ValueError, ScheduleError) as error:
+        comm._refuse_for(operation, error)
     return out
 
 

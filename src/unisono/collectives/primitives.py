@@ -65,7 +65,7 @@ def all_reduce(
             arguments.refuse_type(comm, "all_reduce", why)
         return structures.all_reduce(comm, tensor, op, async_op, algorithm, reproducible)
     if out is not None:
-        tensor = arguments.copy_into(comm, "all_reduce", out, tensor)
+        tensor = arguments.copy_into(comm, "all_reduce", out, tensor, op, reproducible, algorithm)
     given: Any = tensor
     work: Any = comm.all_reduce(
         given, op, async_op=async_op, algorithm=algorithm, reproducible=reproducible
@@ -108,7 +108,7 @@ def reduce(
         result = (
             arguments.copy_of(tensor)
             if out is None
-            else arguments.copy_into(comm, "reduce", out, tensor)
+            else arguments.copy_into(comm, "reduce", out, tensor, op, reproducible)
         )
         given = result
     work = comm.reduce(given, dst, op, async_op=async_op, reproducible=reproducible)
