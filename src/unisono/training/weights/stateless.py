@@ -23,7 +23,7 @@ from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 
 class StatelessCommunicator:
-    """A replacement for vLLM's `PyNcclCommunicator(group, device)` where weights are broadcast, which
+    """A replacement for vLLM's `PyNcclCommunicator(group, device)` where weights are broadcast. It
     also takes CPU tensors, and several ranks on one GPU.
 
     `group` is anything with `rank`, `world_size` and `store`, such as vLLM's
