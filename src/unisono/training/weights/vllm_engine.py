@@ -281,8 +281,9 @@ class _Parts:
 class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     """Where the trainer and all workers meet: rank 0 hosts a store there. `world_size` counts the
     sending trainer and the workers of all engines, `engine_sizes` the workers of each one if they
-    differ. `timeout_s` is how long each step of an update waits for the others. With `senders` the first so many trainer ranks send what each of them
-    holds, and `world_size` counts them all; `group_name` tells meetings at one port apart."""
+    differ. `timeout_s` is how long each step of an update waits for the others. With `senders`
+    the first so many trainer ranks send what each of them holds, and `world_size` counts them all;
+    `group_name` tells meetings at one port apart."""
 
     backend: ClassVar[str] = "unisono"
 
