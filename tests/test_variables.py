@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,6 @@ BAD = {
     "UNISONO_WATCH_CHECK": "-1",
     "UNISONO_SANITIZE": "perhaps",
     "UNISONO_PROFILE": "maybe",
-    "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_RECORD_KEEPER": "yes",
     "UNISONO_TERMINAL": "maybe",
@@ -68,9 +66,6 @@ def test_what_texts_mean() -> None:
     assert variables.WATCH.read({}) is None
     assert variables.WATCH_HANG_S.read({"UNISONO_WATCH_HANG_S": "2.5"}) == 2.5
     assert variables.WATCH_HANG_S.problem("nan")
-    assert variables.WATCH_SIGNAL.read({"UNISONO_WATCH_SIGNAL": "sigusr1"}) == signal.SIGUSR1
-    assert variables.WATCH_SIGNAL.read({"UNISONO_WATCH_SIGNAL": "0"}) == 0
-    assert variables.WATCH_SIGNAL.problem("999")
     assert variables.RENDEZVOUS.read({"UNISONO_RENDEZVOUS": "fd:7"}) == 7
     assert variables.RENDEZVOUS.read({"UNISONO_RENDEZVOUS": "/a/b"}) == "/a/b"
     assert variables.BACKEND.read({"UNISONO_BACKEND": "Gloo"}) == "gloo"
@@ -87,7 +82,6 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_CHECK_SHAPES",
         "UNISONO_WATCH_HANG_S",
         "UNISONO_WATCH_CHECK",
-        "UNISONO_WATCH_SIGNAL",
         "UNISONO_WATCH_FOLDER",
         "UNISONO_SANITIZE",
         "UNISONO_PROFILE",

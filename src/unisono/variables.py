@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -178,17 +177,6 @@ def _rendezvous(text: str) -> int | str:
     return int(text[3:])
 
 
-def _signal(text: str) -> int:
-    try:
-        number = int(text) if text.isdecimal() else signal.Signals[text.upper()].value
-    except KeyError:
-        number = -1
-    possible = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-    if number != 0 and number not in possible:
-        raise ValueError("must be the name or number of a signal that can be handled, or 0")
-    return number
-
-
 def _folder(text: str) -> str:
     """Absolute, since the program may change its working directory."""
     if os.path.exists(text) and not os.path.isdir(text):
@@ -344,11 +332,6 @@ PROFILE = Variable(
     "UNISONO_PROFILE",
     "1: the watch notes waits and steps, for the profile that unisono run --profile makes",
     _switch,
-)
-WATCH_SIGNAL = Variable(
-    "UNISONO_WATCH_SIGNAL",
-    "the signal that makes a process that holds the GIL report its stack; 0: none",
-    _signal,
 )
 WATCH_FOLDER = Variable(
     "UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON", _folder

@@ -175,39 +175,6 @@ def test_how_far_a_group_reaches(mesh: Mesh, per_node: int, data: st.DataObject)
         assert f"  {least} to {most} nodes" in row
 
 
-@given(meshes(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_how_far_a_group_reaches_over_nodes_with_names(mesh: Mesh, data: st.DataObject) -> None:
-    nodes = data.draw(st.lists(st.sampled_from("abcd"), min_size=mesh.size, max_size=mesh.size))
-    axis = data.draw(st.sampled_from(mesh.axes))
-    reach = {len({nodes[rank] for rank in group}) for group in mesh.groups(axis)}
-    lines = mesh.describe(nodes=nodes).splitlines()
-    assert f"fastest; {len(set(nodes))} node" in lines[0]
-    row = next(line for line in lines[2:] if line.startswith(axis))
-    if reach == {1}:
-        assert "within a node" in row
-    elif len(reach) == 1:
-        assert f"  {reach.pop()} nodes" in row
-    else:
-        assert f"  {min(reach)} to {max(reach)} nodes" in row
-
-
-def test_nodes_with_names() -> None:
-    text = """\
-6 ranks: dp 3 x tp 2, tp fastest; 2 nodes of 2 to 4 ranks
-axis  size  groups  stride  reach          with rank 0
-tp       2       3       1  within a node  0 1
-dp       3       2       2  2 nodes        0 2 4
-
-nodes: beta 0 1 4 5 | alpha 2 3
-tp: 0 1 | 2 3 | 4 5
-dp: 0 2 4 | 1 3 5"""
-    nodes = ["beta", "beta", "alpha", "alpha", "beta", "beta"]
-    assert Mesh({"dp": 3, "tp": 2}).describe(nodes=nodes) == text
-    with pytest.raises(ValueError, match="2 nodes for 6 ranks"):
-        Mesh({"dp": 3, "tp": 2}).describe(nodes=["a", "b"])
-
-
 def test_a_large_mesh_is_summarised() -> None:
     mesh = Mesh({"dp": 96, "pp": 16, "cp": 2, "tp": 8})
     text = """\

@@ -41,7 +41,7 @@ from unisono.watch.debug import debug
 from unisono.watch.differences import mismatch
 from unisono.watch.hangs import hang, is_certain
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.stack_server import DEFAULT_SIGNAL
+from unisono.watch.stack_server import SIGNAL
 from unisono.watch.stacks import callee_of, lines_of_site, short_path
 from unisono.watch.summaries import summarise
 from unisono.watch.whereabouts import Whereabouts
@@ -673,40 +673,40 @@ def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
 
 def test_a_handler_of_the_program_stays(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
-    before = signal.signal(DEFAULT_SIGNAL, lambda number, frame: calls.append(number))
+    before = signal.signal(SIGNAL, lambda number, frame: calls.append(number))
     try:
         with caplog.at_level(logging.WARNING, "unisono"):
             watch.start()
-        os.kill(os.getpid(), DEFAULT_SIGNAL)
+        os.kill(os.getpid(), SIGNAL)
         assert eventually(lambda: bool(calls))
         assert "handles signal" in caplog.text
     finally:
         watch.stop()
-        signal.signal(DEFAULT_SIGNAL, before)
+        signal.signal(SIGNAL, before)
 
 
 def test_a_handler_that_the_program_sets_later_stays_too() -> None:
     watch.start()
     calls: list[int] = []
-    before = signal.signal(DEFAULT_SIGNAL, lambda number, frame: calls.append(number))
+    before = signal.signal(SIGNAL, lambda number, frame: calls.append(number))
     try:
         watch.stop()
-        os.kill(os.getpid(), DEFAULT_SIGNAL)
+        os.kill(os.getpid(), SIGNAL)
         assert eventually(lambda: bool(calls))
     finally:
-        signal.signal(DEFAULT_SIGNAL, before)
+        signal.signal(SIGNAL, before)
 
 
 def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WriteProgram) -> None:
     made = program("""
         import ctypes, os, signal, sys
         from unisono import watch
-        from unisono.watch.stack_server import DEFAULT_SIGNAL, ask
+        from unisono.watch.stack_server import SIGNAL, ask
 
         child = os.fork()
         if child == 0:
             watch.start()
-            signal.signal(DEFAULT_SIGNAL, signal.SIG_DFL)
+            signal.signal(SIGNAL, signal.SIG_DFL)
             sys.setswitchinterval(1000)  # no other thread gets the GIL, which these calls hold
             ctypes.PyDLL(None).kill(os.getpid(), signal.SIGSTOP)
             ctypes.PyDLL(None).sleep(60)
@@ -724,7 +724,7 @@ def test_asking_by_signal_harms_no_process_whose_threads_run(program: WriteProgr
         import os, signal, threading, time
         from unisono import watch
         from unisono.processes import signal_thread
-        from unisono.watch.stack_server import DEFAULT_SIGNAL, _ask_by_signal
+        from unisono.watch.stack_server import SIGNAL, _ask_by_signal
 
         def count(n):
             return n if n < 2 else count(n - 1) + count(n - 2)
@@ -743,9 +743,9 @@ def test_asking_by_signal_harms_no_process_whose_threads_run(program: WriteProgr
                 count(10)
         os.waitpid(child, os.WUNTRACED)
         os.kill(child, signal.SIGCONT)
-        names = {stack.thread for stack in _ask_by_signal(child, DEFAULT_SIGNAL)}
+        names = {stack.thread for stack in _ask_by_signal(child, SIGNAL)}
         for _ in range(1000):
-            signal_thread(child, child, DEFAULT_SIGNAL)
+            signal_thread(child, child, SIGNAL)
             time.sleep(0.003)
         ended = os.waitpid(child, os.WNOHANG)[0]
         os.kill(child, signal.SIGKILL)

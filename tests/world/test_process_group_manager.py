@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import threading
 import time
 from typing import Any
@@ -19,7 +18,6 @@ import unisono
 from implementations import on_backends
 from unisono import ProcessGroupManager, UnisonoError
 from unisono.comm.communicator import Communicator
-from unisono.groups import parents
 from unisono.world.world import resolve
 
 SHAPES = {
@@ -211,7 +209,7 @@ def test_where_a_rank_stands(comm: Communicator) -> None:
         f"<ProcessGroupManager rank {comm.rank}: tp {tp}/2, cp 0/1, pp 0/1, dp {dp}/2>"
     )
     assert manager.mesh == unisono.Mesh({"dp": 2, "pp": 1, "cp": 1, "tp": 2})
-    assert "cp+dp: 0 2 | 1 3" in manager.describe(ranks_per_node=2)
+    assert "cp+dp: 0 2 | 1 3" in manager.mesh.describe(ranks_per_node=2, joint=[("cp", "dp")])
     assert manager.get_info().splitlines() == [
         f"rank {comm.rank} of 4, local rank {comm.rank}",
         f"grid position: dp {dp}, pp 0, cp 0, tp {tp}",
@@ -274,14 +272,6 @@ def test_the_default_manager_goes_with_its_world(comm: Communicator) -> None:
     assert unisono.get_process_group_manager() is manager
     own.close()
     assert unisono.get_process_group_manager() is None
-
-
-@pytest.mark.ranks(4)
-def test_a_live_manager_knows_its_node(comm: Communicator) -> None:
-    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
-        told = manager.describe().splitlines()
-        assert told[0] == "4 ranks: dp 2 x pp 1 x cp 1 x tp 2, tp fastest; 1 node of 4 ranks"
-        assert f"nodes: {socket.gethostname()} 0 1 2 3" in told
 
 
 @pytest.mark.ranks(3)
@@ -375,23 +365,6 @@ def test_the_group_of_a_world_that_torch_does_not_know(
         assert dist.get_process_group_ranks(manager.world_group) == [1, 0]
         assert sum_by_torch(manager.world_group) == 1
     own.close()
-
-
-@pytest.mark.ranks(4, backend="gloo")
-def test_a_live_manager_knows_the_nodes_on_gloo(
-    process_group: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = dist.get_rank()
-    monkeypatch.setattr(socket, "gethostname", lambda: ("alpha", "beta", "alpha", "beta")[rank])
-    monkeypatch.setattr(parents, "boot_id", lambda: str(rank % 2))
-    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
-        if rank == 3:  # alone
-            told = manager.describe().splitlines()
-            assert told[0].endswith("; 2 nodes of 2 ranks")
-            assert told[2].split()[:6] == ["tp", "2", "2", "1", "2", "nodes"]
-            assert told[5].split()[4:7] == ["within", "a", "node"]
-            assert "nodes: alpha 0 2 | beta 1 3" in told
-        dist.barrier()
 
 
 @on_four

@@ -296,22 +296,6 @@ class ProcessGroupManager:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def describe(self, ranks_per_node: int | None = None) -> str:
-        """The mesh as a table, with the nodes of the ranks: see `Mesh.describe`. A single rank may
-        call it. With `ranks_per_node` it assumes nodes of that size instead.
-
-        Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s;
-        ValueError for a node without ranks.
-
-        >>> print(unisono.ProcessGroupManager(tp_size=2).describe())
-        2 ranks: dp 1 x pp 1 x cp 1 x tp 2, tp fastest; 1 node of 2 ranks
-        ...
-        """
-        joint = [axes for axes in _JOINT if set(axes) <= set(self.mesh.axes)]
-        if ranks_per_node is not None:
-            return self.mesh.describe(ranks_per_node, joint)
-        return self.mesh.describe(joint=joint, nodes=self._parent.nodes(self._parent_ranks))
-
     def get_info(self) -> str:
         """This rank's place in a few lines: its coordinates, the members of its groups, its
         neighbours in the pipeline.

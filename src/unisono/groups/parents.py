@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.meeting.board import Board
-from unisono.errors import GroupClosed, UnisonoError, name_ranks
-from unisono.processes import boot_id
+from unisono.errors import GroupClosed, UnisonoError
 from unisono.world.world import get_world, resolve
 
 if TYPE_CHECKING:
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
 
 _managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
 _managers_lock = threading.Lock()
-_NODES_LIMIT_S = 10
 
 
 class AxisGroup:
@@ -110,13 +104,6 @@ class Parent:
         """Whether its groups, and so those of its managers, are closed."""
         return isinstance(self.source.errored, GroupClosed)
 
-    def nodes(self, members: Sequence[int]) -> list[str]:
-        """The name of each member's node: ranks that share memory are on one machine."""
-        names: list[str] = getattr(
-            self.source.transport, "host_names", [socket.gethostname()] * self.size
-        )
-        return [names[member] for member in members]
-
     def next_suffix(self, members: Sequence[int]) -> str:
         """A label that tells the groups of a new manager from all others. The members agree on it
         without a message because each has made the same managers before."""
@@ -152,32 +139,10 @@ class TorchParent(Parent):
         from unisono.comm.over_torch import process_groups  # it needs torch
 
         super().__init__(group, rank, global_ranks, group)
-        self._torch, self._store = process_groups, process_groups.default_store()
-        if self._store is not None:  # for `nodes`, which a single rank may call; mpi has no store
-            Board(self._store).set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
+        self._torch = process_groups
 
     def is_closed(self) -> bool:
         return not self._torch.exists(self.source)
-
-    def nodes(self, members: Sequence[int]) -> list[str]:
-        ranks = [self.global_ranks[member] for member in members]
-        keys = [_node_key(rank) for rank in ranks]
-        store = self._store
-        if store is None:
-            raise UnisonoError("the nodes are unknown on mpi: use describe(ranks_per_node=...)")
-        try:
-            store.wait(keys, timedelta(seconds=_NODES_LIMIT_S))
-        except RuntimeError:  # includes DistStoreError
-            missing = [
-                rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])
-            ]
-            raise UnisonoError(
-                f"{name_ranks(missing)} did not make a manager within {_NODES_LIMIT_S} s, so "
-                "their nodes are unknown: every rank must make the same managers"
-            ) from None
-        found = [json.loads(text) for text in Board(store).get_all(keys)]
-        same_name = Counter(host for host, _ in {tuple(node) for node in found})
-        return [host if same_name[host] == 1 else f"{host} ({boot[:8]})" for host, boot in found]
 
     def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
         ranks = [self.global_ranks[member] for member in members]
@@ -220,15 +185,3 @@ def _process_group_of(comm: Communicator, given: Any) -> Any:
         return None
     world = dist.group.WORLD
     return world if getattr(world, "comm", None) is comm else None
-
-
-def _node_key(global_rank: int) -> str:
-    return f"unisono/node/{global_rank}"
-
-
-def _this_node() -> tuple[str, str]:
-    """The machine's name, and its boot id, which tells it from others of the same name."""
-    boot = ""
-    with contextlib.suppress(OSError):  # not Linux
-        boot = boot_id()
-    return socket.gethostname(), boot

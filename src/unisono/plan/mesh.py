@@ -200,17 +200,13 @@ class Mesh:
     # -- for people ------------------------------------------------------------------------------
 
     def describe(
-        self,
-        ranks_per_node: int = _NODE_SIZE,
-        joint: Sequence[Sequence[str]] = (),
-        nodes: Sequence[str] | None = None,
+        self, ranks_per_node: int = _NODE_SIZE, joint: Sequence[Sequence[str]] = ()
     ) -> str:
         """A table of every axis and every `joint` group of axes: the number of groups, their size,
         how far apart their members are, and how many nodes a group spans. Ranks fill nodes of
-        `ranks_per_node` one after another, unless `nodes` names the node of each rank. A mesh of up
-        to 64 ranks is also listed group by group.
+        `ranks_per_node` one after another. A mesh of up to 64 ranks is also listed group by group.
 
-        Raises ValueError for a node without ranks, or unless there are as many `nodes` as ranks.
+        Raises ValueError for a node without ranks.
 
         >>> print(unisono.Mesh({"dp": 2, "tp": 2}).describe(ranks_per_node=2))
         4 ranks: dp 2 x tp 2, tp fastest; 2 nodes of 2 ranks
@@ -219,31 +215,17 @@ class Mesh:
         dp       2       2       2  2 nodes        0 2
         ...
         """
-        if nodes is None:
-            if ranks_per_node < 1:
-                raise ValueError(f"a node needs at least one rank, not {ranks_per_node}")
-            on_node = np.arange(self.size) // ranks_per_node
-            filled = f"{name_number(int(on_node[-1]) + 1, 'node')} of "
-            filled += name_number(ranks_per_node, "rank")
-        else:
-            if len(nodes) != self.size:
-                raise ValueError(f"`nodes` names {len(nodes)} nodes for {self.size:,} ranks")
-            number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
-            on_node = np.array([number_of[node] for node in nodes])
-            filled = _filled(np.bincount(on_node).tolist())
+        if ranks_per_node < 1:
+            raise ValueError(f"a node needs at least one rank, not {ranks_per_node}")
+        on_node = np.arange(self.size) // ranks_per_node
+        filled = f"{name_number(int(on_node[-1]) + 1, 'node')} of "
+        filled += name_number(ranks_per_node, "rank")
         lines = [f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; {filled}"]
         asked = [*((axis,) for axis in reversed(self.axes)), *(tuple(axes) for axes in joint)]
         head = ("axis", "size", "groups", "stride", "reach", "with rank 0")
         lines += _aligned([head, *(self._row(axes, on_node) for axes in asked)])
         if self.size <= _LISTED_RANKS:
             lines.append("")
-            if nodes is not None:
-                named = {
-                    node: [rank for rank in range(self.size) if nodes[rank] == node]
-                    for node in number_of
-                }
-                listed = (f"{node} {_listed(on, self.size)}" for node, on in named.items())
-                lines.append(f"nodes: {' | '.join(listed)}")
             for axes in asked:
                 groups = " | ".join(_listed(group, self.size) for group in self.groups(*axes))
                 lines.append(f"{'+'.join(axes)}: {groups}")
@@ -296,14 +278,6 @@ def _listed(ranks: Sequence[int], most: int) -> str:
     if len(ranks) <= most:
         return " ".join(map(str, ranks))
     return " ".join(map(str, ranks[: most - 1])) + f" ... {ranks[-1]}"
-
-
-def _filled(sizes: Sequence[int]) -> str:
-    """ "2 nodes of 8 ranks", "3 nodes of 4 to 8 ranks"."""
-    least, most = min(sizes), max(sizes)
-    ranks = name_number(most, "rank")
-    each = ranks if least == most else f"{least:,} to {ranks}"
-    return f"{name_number(len(sizes), 'node')} of {each}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

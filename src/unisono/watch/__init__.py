@@ -89,17 +89,13 @@ _monitor: Monitor | None = None
 _logger = logging.getLogger("unisono")
 
 
-def start(
-    *, hang_s: float | None = None, check: bool | None = None, stack_signal: int | None = None
-) -> None:
+def start(*, hang_s: float | None = None, check: bool | None = None) -> None:
     """Watch this process's communication from now on. Starting twice changes the settings.
 
     A call that has waited for `hang_s` (30 s, or UNISONO_WATCH_HANG_S) is reported once, as a
     warning of the logger "unisono". `check` compares calls of other backends with the peers' before
     data moves, as unisono always does: all ranks then meet in each call, which takes time and
-    synchronises more than the program itself. `stack_signal` is the signal that makes a process
-    write its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); a signal that the
-    program handles itself is not used, with a warning. Reports are saved in the folder that
+    synchronises more than the program itself. Reports are saved in the folder that
     UNISONO_WATCH_FOLDER names.
 
     Raises ValueError if `hang_s` is not positive, UnisonoError if one of these variables is
@@ -110,7 +106,7 @@ def start(
     True
     >>> unisono.watch.stop()
     """
-    _start(settings_of(hang_s, check, stack_signal))
+    _start(settings_of(hang_s, check))
 
 
 def start_if_asked() -> None:

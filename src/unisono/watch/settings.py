@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from unisono import variables
 from unisono.errors import UnisonoError
 from unisono.variables import Value, Variable
-from unisono.watch.stack_server import DEFAULT_SIGNAL
 
 _log = logging.getLogger("unisono")
 
@@ -20,13 +19,11 @@ HANG_S = 30.0
 @dataclass(frozen=True)
 class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
-    peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
-    reports are saved, "" for nowhere. `sanitize`: start the sanitizer, too. `profile`: note
-    waits."""
+    peers' before data moves. `folder`: where reports are saved, "" for nowhere. `sanitize`: start
+    the sanitizer, too. `profile`: note waits."""
 
     hang_s: float = HANG_S
     check: bool = False
-    stack_signal: int = DEFAULT_SIGNAL
     folder: str = ""
     sanitize: bool = False
     profile: bool = False
@@ -35,7 +32,6 @@ class WatchSettings:
 def settings_of(
     hang_s: float | None = None,
     check: bool | None = None,
-    stack_signal: int | None = None,
     *,
     forgiving: bool = False,
 ) -> WatchSettings:
@@ -55,8 +51,6 @@ def settings_of(
         raise ValueError(f"hang_s must be positive, not {hang_s}")
     if check is None:
         check = read(variables.WATCH_CHECK, False)
-    if stack_signal is None:
-        stack_signal = read(variables.WATCH_SIGNAL, DEFAULT_SIGNAL)
     folder = read(variables.WATCH_FOLDER, "")
     try:
         if folder:
@@ -69,7 +63,7 @@ def settings_of(
         _log.warning("%s: reports are not saved", problem)
         folder = ""
     more = read(variables.SANITIZE, False), read(variables.PROFILE, False)
-    return WatchSettings(hang_s, check, stack_signal, folder, *more)
+    return WatchSettings(hang_s, check, folder, *more)
 
 
 def is_wanted() -> bool:

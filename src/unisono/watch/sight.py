@@ -33,7 +33,7 @@ class Sight:
     `endings` says how processes ended."""
 
     def __init__(self, settings: WatchSettings) -> None:
-        self.stack_server = StackServer(settings.stack_signal)
+        self.stack_server = StackServer()
         self.over_hosts: list[GroupRecords] = []
         self.endings: dict[int, str] = {}
         self._pause_s = min(_OVER_HOSTS_S, settings.hang_s / LOOKS)

@@ -44,7 +44,7 @@ from unisono.watch.stacks import (
 )
 from unisono.watch.store_calls import follow_store
 
-DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
+SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
 PATIENCE_S = 1.5
 """How long a process may take to answer before it is sent the signal."""
 
@@ -65,12 +65,12 @@ _childs_files: list[int] = []
 
 
 class StackServer:
-    """This process's own. `number` is the reserved signal, 0 for none."""
+    """This process's own."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self) -> None:
         self._file = os.memfd_create("unisono-stack-server", os.MFD_CLOEXEC)
         self._stacks = os.memfd_create("unisono-stacks", os.MFD_CLOEXEC)
-        self._signal = _reserve(number, self._stacks)
+        self._signal = _reserve(SIGNAL, self._stacks)
         self._usual_hook = threading.excepthook
         threading.excepthook = self._note_ended_thread
         self._stop_noting_tasks = note_failed_tasks()
@@ -133,7 +133,7 @@ def _reserve(number: int, descriptor: int) -> int:
     if signal.getsignal(number) is not signal.SIG_DFL:
         _logger.warning(
             "unisono.watch: the program handles signal %d itself, so this process cannot write "
-            "its stack while it holds the GIL; choose another signal (UNISONO_WATCH_SIGNAL)",
+            "its stack while it holds the GIL",
             number,
         )
         return 0
