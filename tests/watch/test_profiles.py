@@ -3,6 +3,7 @@ that sleep within a part of a step."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from made_up_records import group, record
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
 import unisono
 from unisono import watch
@@ -305,6 +307,66 @@ def test_a_block_is_profiled_and_nothing_stays_replaced(
         assert "A step of median length" in page
         assert "rank 1" in page
         assert "<svg" in page
+
+
+@pytest.mark.parametrize("first", ["profile", "sanitizer"])
+@pytest.mark.ranks(2)
+@pytest.mark.provokes
+def test_profile_and_sanitizer_end_in_any_order(process_group: Any, first: str) -> None:
+    group: Any = dist.group.WORLD
+    comm = group.comm
+    owners: Sequence[Any] = (Communicator, type(group), *works, torch.Future, dist.Work, dist.Store)  # type: ignore[attr-defined]
+    owners = (*owners, torch.nn.Module, torch.optim.Optimizer, DistributedSampler)
+    unisono.watch.start()
+    dist.new_group([0, 1])  # from now on each class of groups is followed
+    before = [dict(vars(owner)) for owner in owners]
+    with contextlib.ExitStack() as profile:
+        store = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+        part = dist.PrefixStore(f"sanitizer of {first}", store)  # type: ignore[attr-defined]
+        sanitizer = watch.sanitized(part, comm.rank, comm.size)
+        if first == "profile":
+            profile.enter_context(watch.profile())
+        proofs = sanitizer.__enter__()
+        if first == "sanitizer":
+            profiles = profile.enter_context(watch.profile())
+            sanitizer.__exit__(None, None, None)
+            for _ in range(5):
+                unisono.watch.step()
+                comm.all_reduce(torch.ones(10))
+        else:
+            tensor = torch.ones(10)
+            work: Any = dist.all_reduce(tensor, async_op=True)
+            profile.close()
+            work.wait()
+            tensor += 1  # no race
+            work = dist.all_reduce(tensor, async_op=True)
+            tensor += 1
+            work.wait()
+            sanitizer.__exit__(None, None, None)
+            assert len(proofs) == 1, proofs
+    if first == "sanitizer":
+        comm.barrier()
+        assert [row.count for profile in profiles for row in profile.calls] == [1] * (not comm.rank)
+    for owner, methods in zip(owners, before, strict=True):
+        assert dict(vars(owner)) == methods, owner
+    unisono.watch.stop()
+
+
+@pytest.mark.ranks(2)
+def test_a_profile_goes_on_when_an_earlier_one_ends(comm: Communicator) -> None:
+    plain = Communicator.all_reduce
+    earlier = watch.profile()
+    earlier.__enter__()
+    with watch.profile() as profiles:
+        earlier.__exit__(None, None, None)
+        for _ in range(5):
+            unisono.watch.step()
+            comm.all_reduce(torch.ones(10), async_op=True).wait()
+            assert Communicator.all_reduce is not plain
+    assert Communicator.all_reduce is plain
+    comm.barrier()
+    for profile in profiles:
+        assert [3 <= step.step <= 4 for step in profile.typical] == [True, True]
 
 
 def test_a_forked_child_adds_nothing_to_its_parents_notes(program: WriteProgram) -> None:

@@ -375,24 +375,26 @@ def profile(path: str | os.PathLike[str] | None = None) -> Iterator[list[Profile
     from unisono.watch.profiles import ProfileTrace
 
     found: list[Profile] = []
-    was_noting = _waits is not None
     monitor = _running()
     trace = ProfileTrace(path, {}, found.append)
-    _note_waits()
+    waits = _note_waits()
     try:
         with monitor.tracing.during(trace):
             yield found
     finally:
-        if not was_noting:
+        waits.users -= 1
+        if waits is _waits and not waits.users:
             _stop_noting()
 
 
-def _note_waits() -> None:
+def _note_waits() -> WaitNotes:
     global _waits
     if _waits is None:
         from unisono.watch.waits import WaitNotes
 
         _waits = WaitNotes()
+    _waits.users += 1
+    return _waits
 
 
 def _stop_noting() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from unisono.watch.replacements import Replacements
 
 _WRITES = ("set", "add", "compare_set")
 awaited: dict[int, str] = {}
@@ -26,10 +28,9 @@ def follow_store() -> Callable[[], None]:
     """Note these calls from now on; returns what stops it."""
     store = getattr(sys.modules.get("torch.distributed"), "Store", None)
     names = ("get", "wait", "multi_get", *_WRITES) if store else ()
-    usual = {name: getattr(store, name) for name in names}
+    replacements = Replacements()
 
     def follow(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
         def call(store: Any, key: Any, *more: Any, **named: Any) -> Any:
             thread, text = threading.get_ident(), key if isinstance(key, str) else ", ".join(key)
             awaited[thread] = text
@@ -42,10 +43,6 @@ def follow_store() -> Callable[[], None]:
 
         return call
 
-    def stop() -> None:
-        for name, method in usual.items():
-            setattr(store, name, method)
-
-    for name, method in usual.items():
-        setattr(store, name, follow(name, method))
-    return stop
+    for name in names:
+        replacements.replace(store, name, partial(follow, name))
+    return replacements.undo

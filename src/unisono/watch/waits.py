@@ -22,6 +22,7 @@ from unisono.comm.engine import works
 from unisono.comm.shared_memory.segment_listeners import send_notes
 from unisono.watch import sight, steps
 from unisono.watch.memory_files import Ring, RingLayout
+from unisono.watch.replacements import Replacements
 
 WAIT, LEFT_RUNNING, BACKWARD, STEP, CALL = 1.0, 2.0, 3.0, 4.0, 5.0
 """A wait; a call that goes on after the function that made it; a backward pass, from its first such
@@ -83,7 +84,7 @@ _of_process: dict[int, _Notes] = {}
 
 
 class WaitNotes:
-    """The notes of this process, while it is profiled."""
+    """The notes of this process, while it is profiled, for a number of `users`."""
 
     def __init__(self) -> None:
         if os.getpid() not in _of_process:
@@ -92,7 +93,9 @@ class WaitNotes:
             _of_process[os.getpid()] = _Notes()
         self._notes = _of_process[os.getpid()]
         self._main = threading.main_thread().ident
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self.users = 0
+        self._replacements = Replacements()
+        self._replace = self._replacements.replace
         self._kinds: set[type] = set()
         self._is_inside = False  # the main thread, a call or a wait: what that calls is not noted
         self._pass = -1
@@ -136,19 +139,12 @@ class WaitNotes:
     def close(self) -> None:
         """Replace nothing any more. The notes stay for other ranks to read."""
         steps.on_step = None
-        for owner, name, original in reversed(self._replaced):
-            setattr(owner, name, original)
-        self._replaced.clear()
+        self._replacements.undo()
         watched = sys.modules.get("unisono.watch.torch_group")
         if watched is not None:
             watched.WatchedProcessGroup.notes_ends = False
             for group in list(sight.watched_groups):
                 group.choose_path()
-
-    def _replace(self, owner: Any, name: str, how: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        self._replaced.append((owner, name, original))
-        setattr(owner, name, functools.wraps(original)(how(original)))
 
     def _step(self) -> None:
         if threading.get_ident() == self._main:

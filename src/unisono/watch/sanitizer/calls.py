@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
+from unisono.watch.replacements import Replacements
 from unisono.watch.stacks import calling_line, is_users
 from unisono.watch.torch_group import COLLECTIVES
 
@@ -102,35 +104,28 @@ class WatchedCalls:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._inside = threading.local()
-        self._originals: list[tuple[type, str, Any]] = []
+        self._replacements, self._kinds = Replacements(), {dist.ProcessGroup}
+        self.stop = self._replacements.undo
         self._members: dict[int, tuple[int, ...]] = {}
         self._follow(Communicator, _OF_COMMUNICATORS)
 
     def follow(self, group: Any) -> None:
         """Follow the groups of this one's class; those of torch's own classes cannot be."""
         kind = type(group)
-        if kind is not dist.ProcessGroup and not any(kind is known[0] for known in self._originals):
+        if kind not in self._kinds:
+            self._kinds.add(kind)
             self._follow(kind, _METHODS)
-
-    def stop(self) -> None:
-        """Put the original methods back."""
-        for kind, name, original in reversed(self._originals):
-            setattr(kind, name, original)
-        self._originals.clear()
 
     def _follow(self, kind: type, methods: dict[str, _Method]) -> None:
         for name, what in methods.items():
-            original = getattr(kind, name, None)
-            if name in vars(kind) and original is not None:
-                self._originals.append((kind, name, original))
-                setattr(kind, name, self._followed(original, what))
+            if vars(kind).get(name) is not None:
+                self._replacements.replace(kind, name, partial(self._followed, what))
         if kind is not Communicator:
             never_compiled(kind)
 
-    def _followed(self, method: Any, what: _Method) -> Callable[..., Any]:
+    def _followed(self, what: _Method, method: Any) -> Callable[..., Any]:
         inside = self._inside
 
-        @functools.wraps(method)
         def call(group: Any, *given: Any, **named: Any) -> Any:
             if getattr(inside, "a_call", False) or torch.compiler.is_compiling():
                 return method(group, *given, **named)

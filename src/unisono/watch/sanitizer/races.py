@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -19,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from unisono.watch import torch_group
+from unisono.watch.replacements import Replacements
 from unisono.watch.sanitizer.calls import MESSAGES, WatchedCall, harmless, tensors_in
 from unisono.watch.stacks import calling_line
 
@@ -80,6 +82,7 @@ class Races:
         self._lock = threading.Lock()
         self._mode = _Mode(self)
         self._told: set[tuple[str, str]] = set()
+        self._replacements = Replacements()
         self.follows = False
         self.is_over = False
 
@@ -120,15 +123,32 @@ class Races:
         self.look()
 
     def _can_follow(self, kind: type) -> bool:
-        """Whether the ends of works of this class are known: their methods are replaced once."""
+        """Whether the ends of works of this class are known."""
         try:
             for name in _ENDS:
                 owner = next((each for each in kind.__mro__ if name in vars(each)), None)
-                if owner is not None and not hasattr(vars(owner)[name], "is_followed"):
-                    setattr(owner, name, _followed(getattr(owner, name), name))
+                if owner is not None:
+                    self._replacements.replace(owner, name, partial(self._followed, name))
         except TypeError:  # a class in C
             return False
         return True
+
+    def _followed(self, name: str, method: Any) -> Callable[..., Any]:
+        def followed(work: Any, *given: Any, **named: Any) -> Any:
+            result = method(work, *given, **named)
+            is_over = bool(result) or name != "is_completed"
+            is_told = sys._getframe(1).f_code.co_filename != torch_group.__file__
+            if self._pending and is_over and is_told:  # else only the watch has learned it
+                self.ended(work)
+            return result
+
+        return followed
+
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        self._replacements.undo()
+        self.is_over = True
+        self.look()
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -185,27 +205,6 @@ class Races:
 
 
 _DispatchMode: Any = TorchDispatchMode
-_races: list[Races] = []
-"""The one that is on, if any: classes of works are changed once."""
-
-
-def _followed(method: Any, name: str) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def followed(work: Any, *given: Any, **named: Any) -> Any:
-        result = method(work, *given, **named)
-        is_told = result or name != "is_completed"
-        for races in _races if is_told else ():
-            if races._pending and sys._getframe(1).f_code.co_filename != torch_group.__file__:
-                races.ended(work)  # else only the watch has learned it
-        return result
-
-    followed.is_followed = True  # type: ignore[attr-defined]
-    return followed
-
-
-def switch(races: Races | None) -> None:
-    """Follow the works for these races, and for no others."""
-    _races[:] = [races] if races else []
 
 
 @dataclass(frozen=True)

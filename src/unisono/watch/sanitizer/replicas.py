@@ -6,7 +6,6 @@ before and after the step, of the gradient, and the hyperparameters, with the li
 
 from __future__ import annotations
 
-import functools
 import gc
 import zlib
 from collections import Counter
@@ -25,6 +24,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DistributedSampler
 
+from unisono.watch.replacements import Replacements
 from unisono.watch.sanitizer.calls import harmless, tensors_in
 from unisono.watch.sanitizer.reductions import FollowedDDP, Reductions
 from unisono.watch.stacks import calling_line
@@ -92,7 +92,7 @@ class Replicas:
         self._numbers: Counter[str] = Counter()
         self._samplers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         self._loaded = ""
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._replacements = Replacements()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -109,20 +109,18 @@ class Replicas:
         """Look at no more steps."""
         for hook in self._hooks:
             hook.remove()
-        for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
+        self._replacements.undo()
 
     def _replace(self, owner: Any, name: str, then: Callable[..., object]) -> None:
-        original = getattr(owner, name)
+        def around(original: Any) -> Any:
+            def method(this: Any, *given: Any, **named: Any) -> Any:
+                result = original(this, *given, **named)
+                harmless(then)(this)
+                return result
 
-        @functools.wraps(original)
-        def method(this: Any, *given: Any, **named: Any) -> Any:
-            result = original(this, *given, **named)
-            harmless(then)(this)
-            return result
+            return method
 
-        self._originals.append((owner, name, original))
-        setattr(owner, name, method)
+        self._replacements.replace(owner, name, around)
 
     # -- what the program does between steps -----------------------------------------------------
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from unisono.watch.report import Report, add_history
-from unisono.watch.sanitizer import races as race_module
 from unisono.watch.sanitizer.calls import WatchedCall, WatchedCalls, harmless
 from unisono.watch.sanitizer.exchange import Exchange
 from unisono.watch.sanitizer.races import Races
@@ -44,7 +43,6 @@ class SanitizerSession:
         self._races = Races(self._rank, self._race, self._reductions.operator)
         self._replicas = Replicas(self._reductions, self._send, self._hint)
         self._calls = WatchedCalls(self)
-        race_module.switch(self._races)
         for group in list(_torch._world.pg_map):
             self._calls.follow(group)
 
@@ -150,9 +148,7 @@ class SanitizerSession:
 
     def _put_back(self) -> None:
         """What was replaced."""
-        race_module.switch(None)
-        self._races.is_over = True
-        self._races.look()
+        self._races.stop()
         self._calls.stop()
         self._replicas.stop()
         self._reductions.stop()
