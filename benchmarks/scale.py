@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unisono.plan import PRESETS, Topology, find, simulate
 from unisono.plan.choose import rank_sizes
 from unisono.plan.draw import to_svg
-from unisono.plan.nccl import CALL_US, HOP_US, PROTOCOLS, ring_latency_us, tree_latency_us
 from unisono.plan.sizes import format_seconds, parse_sizes
 from unisono.plan.tables import save_chart, series
 
@@ -30,6 +30,39 @@ MEASURED = (
     ("[nccl 812](https://github.com/NVIDIA/nccl/issues/812)", "ring", 16, 2, 2.0, 93.1),
     ("[nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)", "tree", 24, 3, 1.0, 64.18),
 )
+
+
+# NCCL's own formulas for the latency of a ring and of a tree, to compare simulated times with:
+# constants and formulas are those of NCCL 2.30.7, src/graph/tuning.cc.
+PROTOCOLS = ("LL", "LL128", "Simple")
+CALL_US: Mapping[str, Sequence[float]] = {"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4)}
+"""The fixed cost of a call, by protocol."""
+HOP_US: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "Tree": {"inside": (0.6, 1.25, 4.0), "between": (5.0, 8.5, 14.0)},
+    "Ring": {"inside": (0.6, 1.9, 3.4), "between": (2.7, 4.0, 14.0)},
+}
+"""The latency of a hop over NVLink and over the network, by protocol."""
+
+
+def ring_latency_us(ranks: int, nodes: int, protocol: str, post_us: float = 1.0) -> float:
+    """The latency of an all_reduce: twice around a ring. A hop between nodes takes at least as long
+    as posting a message. With one rank per node nothing hides the network: a hop costs a tree's."""
+    which = PROTOCOLS.index(protocol)
+    near_us = HOP_US["Ring"]["inside"][which]
+    if nodes > 1:
+        near_us = max(near_us, post_us * (3 if protocol == "Simple" else 1))
+    far_us = HOP_US["Tree" if nodes == ranks else "Ring"]["between"][which]
+    near, far = 2 * (ranks - nodes), 2 * (nodes - 1)
+    return CALL_US["Ring"][which] + near * near_us + far * far_us
+
+
+def tree_latency_us(ranks: int, nodes: int, protocol: str) -> float:
+    """The latency up and down a chain in each node and a tree between the nodes."""
+    which = PROTOCOLS.index(protocol)
+    near, far = ranks // nodes - 1, nodes.bit_length() - 1
+    hops = HOP_US["Tree"]
+    one_way_us = near * hops["inside"][which] + far * hops["between"][which]
+    return CALL_US["Tree"][which] + 2 * one_way_us
 
 
 def summit(protocol: str, tree: bool) -> Topology:

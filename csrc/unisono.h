@@ -330,8 +330,10 @@ typedef struct un_span {
  * is a group of those ranks, in order, and is closed with it. UN_SYSTEM: see errno. */
 un_status un_group_span(un_group *group, un_group *inner, const un_span *span);
 
-/* Wait until all ranks have done so; false: the ranks in `missing` have not. */
-bool un_group_meet(un_group *group, int64_t timeout_ns, const un_call *hooks, bool *missing);
+/* Wait until all ranks have done so; false: the ranks in `missing` have not, or only a missing one
+ * knows of it. `asks`: those that are missing are asked themselves. */
+bool un_group_meet(un_group *group, int64_t timeout_ns, const un_call *hooks, bool asks,
+                   bool *missing);
 
 /* A rank on another host has ended, or is silent; or it has ended after it left the group. */
 void un_group_lose(un_group *group, int rank, bool is_silent);

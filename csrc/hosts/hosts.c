@@ -174,17 +174,28 @@ static void mirror_waiting(un_group *g, const wire *head, const char *data, size
     atomic_store(&theirs->waiting, head->words[0]);
 }
 
-/* Its last descriptors may come later, by other hosts. */
+/* In a group that is being made: without them nobody may tell us that they are here. */
+static void ask_missing(un_group *g) {
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (is_elsewhere(g, rank) && !atomic_load(&control_of(g, rank)->is_here))
+            ask_rank(g, rank, 0);
+}
+
+/* Its last descriptors may come later, by other hosts. It may have left before it had passed on who
+ * is here. */
 static void receive_closed(hosts *hs, const wire *head, const void *data, size_t bytes) {
     un_group *g = hs->group;
     if (bytes == (size_t)g->ranks * sizeof(uint64_t))
         memcpy(traffic_of(g, head->from), data, bytes);
+    atomic_store(&control_of(g, head->from)->is_here, 1);
     hs->of[head->from].last_call = head->number + 1;
     mirror_closed(hs, head->from);
+    if (!hs->posted) ask_missing(g);
 }
 
 static void receive_ask(hosts *hs, const wire *head) {
-    atomic_store(&control_of(hs->group, hs->group->rank)->asked, head->number);
+    un_group *g = hs->group;
+    if (head->number) atomic_store(&control_of(g, g->rank)->asked, head->number);
     tell_posted(hs, hs->of[head->from].host);
 }
 
@@ -201,7 +212,6 @@ static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes,
     if (is_message) return receive_message(hs, head, data, bytes, remote);
     if (remote) return false; /* the rest is short */
     switch (head->kind) {
-    case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
     case WIRE_POSTS: receive_posts(hs, head, data, bytes); break;
     case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
     case WIRE_ABORT: mirror_abort(g, head); break;
@@ -386,13 +396,14 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     claim_parcels(hs);
     unlock_network();
     atomic_store(&control_of(g, g->rank)->is_here, 1);
+    post_call(hs, 0);
     return UN_OK;
 }
 
-bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *missing) {
+bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool asks,
+                   bool *missing) {
     if (group_is_inherited(g)) return false;
-    wire hello = wire_of(g, WIRE_HELLO);
-    tell_mates(g, &hello, NULL, 0);
+    if (asks) ask_missing(g);
     patience p = {.call = hooks};
     prepare_to_block(&p);
     bool here = false;
@@ -419,14 +430,15 @@ void un_group_lose(un_group *g, int rank, bool is_silent) {
     rank_of_hosts *r = &hosts_of(g)->of[rank];
     control *theirs = control_of(g, rank);
     lock_network();
-    un_link *link = r->link;
     bool has_left = atomic_load(&theirs->closed) || r->last_call;
     unlock_network();
     if (!has_left) {
         write_word(&theirs->ending, is_silent ? (uint64_t)UN_ENDING_SILENT : 1);
         abort_group(g, UN_PEER_LOST, rank, 0);
     }
-    break_link(link);
+    lock_network();
+    break_link(r->link); /* also if it was first used to tell of the end */
+    unlock_network();
 }
 
 void un_group_leave(un_group *g, int rank) {

@@ -24,8 +24,7 @@
 #include "network/network.h"
 
 enum wire_kind {
-    WIRE_HELLO = 1, /* the sender has opened the group */
-    WIRE_POSTS,     /* descriptors; number: the call; the rest is the first one, see posts.c */
+    WIRE_POSTS = 1, /* descriptors; number: the call; the rest is the first one, see posts.c */
     WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
     WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
     WIRE_CLOSED,    /* number: of its last call; then messages and replies sent to each rank */
@@ -160,8 +159,9 @@ typedef struct host_tree {
 host_tree *make_host_tree(execution *x); /* one block of memory; NULL: no memory */
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes);
 
-/* posts.c; but for the first, with the network's lock */
+/* posts.c; but for the first two, with the network's lock */
 void post_descriptor(execution *x);
+void post_call(hosts *hs, uint64_t call); /* 0: the greeting */
 void receive_posts(hosts *hs, const wire *head, const char *data, size_t bytes);
 void tell_posted(hosts *hs, int host); /* our latest descriptor, at once */
 void mirror_closed(hosts *hs, int rank);

@@ -12,6 +12,9 @@
  * to another, at a distance of so many hosts, is that of the distance's binary digits, the lowest
  * first.
  *
+ * Call 0 is the greeting: it says that a rank has opened the group. So a process connects only to
+ * those to which it sends in these steps, until something else is to be sent.
+ *
  * A mirror is written for a call only once its rank has posted it, so that all ranks have finished
  * the call before the previous one, which was in the same place; and a rank that has finished a call
  * has sent on all that it was to send on in it.
@@ -63,6 +66,7 @@ static bool is_on_way(const hosts *hs, int from, int at, int to) {
 }
 
 static bool has_posted(const un_group *g, int rank, uint64_t call) {
+    if (!call) return atomic_load(&control_of(g, rank)->is_here);
     return atomic_load_explicit(&descriptor_of(g, rank, call)->call, memory_order_relaxed) >= call;
 }
 
@@ -137,7 +141,7 @@ static void add_post(letter *l, int rank) {
 
 void tell_posted(hosts *hs, int host) {
     letter l;
-    int rank = hs->spreads && hs->posted ? listener_on(hs->group, host, hs->index) : -1;
+    int rank = hs->spreads ? listener_on(hs->group, host, hs->index) : -1;
     if (rank < 0) return;
     begin_letter(&l, hs, rank);
     add_post(&l, hs->group->rank);
@@ -191,6 +195,16 @@ static void notice_leavers(hosts *hs) {
             abort_group(g, UN_PEER_CLOSED, rank, hs->posted);
 }
 
+void post_call(hosts *hs, uint64_t call) {
+    lock_network();
+    hs->posted = call;
+    for (int lane = hs->index; lane < hs->most; lane += hs->host[hs->mine].count)
+        hs->step[lane] = 0;
+    do_steps(hs);
+    notice_leavers(hs);
+    unlock_network();
+}
+
 void post_descriptor(execution *x) {
     un_group *g = x->g;
     hosts *hs = hosts_of(g);
@@ -202,11 +216,7 @@ void post_descriptor(execution *x) {
     if (follows >> FLAG_BITS && un_is_wide_input(o)) follows |= IS_CUT;
     lock_network();
     hs->of[g->rank].posted[x->number & 1] = follows;
-    hs->posted = x->number;
-    for (int lane = hs->index; lane < hs->most; lane += hs->host[hs->mine].count)
-        hs->step[lane] = 0;
-    do_steps(hs);
-    notice_leavers(hs);
+    post_call(hs, x->number);
     unlock_network();
 }
 
@@ -227,6 +237,10 @@ static void mirror_post(hosts *hs, uint64_t call, const post *p, char *data) {
     un_group *g = hs->group;
     int rank = (int)(p->what >> RANK_SHIFT), root = (int)(p->words[0] >> 24 & 0xffff);
     if (rank >= g->ranks || !is_elsewhere(g, rank) || has_posted(g, rank, call)) return;
+    if (!call) {
+        atomic_store(&control_of(g, rank)->is_here, 1);
+        return;
+    }
     descriptor *theirs = descriptor_of(g, rank, call);
     uint32_t flags = p->what & ((1 << FLAG_BITS) - 1);
     size_t sizes = flags & HAS_SIZES ? sizes_bytes(g) : 0, bytes = bytes_after(p);

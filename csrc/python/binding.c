@@ -261,7 +261,7 @@ static PyMethodDef group_methods[] = {
     {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
     {"release_works", group_release_works, METH_NOARGS, NULL},
     {"span", group_span, METH_VARARGS, NULL},
-    {"meet", group_meet, METH_O, NULL},
+    {"meet", group_meet, METH_VARARGS, NULL},
     {"lose", group_lose, METH_VARARGS, NULL},
     {"leave", group_leave, METH_O, NULL},
     {"finish", group_finish, METH_NOARGS, NULL},

@@ -181,7 +181,7 @@ PyObject *module_load_ucx(PyObject *module, PyObject *path);
 PyObject *module_open_network(PyObject *module, PyObject *settings);
 PyObject *module_close_network(PyObject *module, PyObject *ignored);
 PyObject *group_span(PyObject *object, PyObject *arguments);
-PyObject *group_meet(PyObject *object, PyObject *seconds);
+PyObject *group_meet(PyObject *object, PyObject *arguments);
 PyObject *group_lose(PyObject *object, PyObject *arguments);
 PyObject *group_leave(PyObject *object, PyObject *rank);
 

@@ -84,17 +84,18 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* meet(seconds): the ranks that have not arrived */
-PyObject *group_meet(PyObject *object, PyObject *seconds) {
+/* meet(seconds, asks): the ranks that have not arrived */
+PyObject *group_meet(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
-    double limit = PyFloat_AsDouble(seconds);
-    if (PyErr_Occurred()) return NULL;
+    double limit;
+    int asks;
+    if (!PyArg_ParseTuple(arguments, "dp", &limit, &asks)) return NULL;
     if (!self->group || self->closing) return PyErr_Format(PyExc_ValueError, "the group is closed");
     bool missing[UN_MAX_RANKS] = {0};
     PyThreadState *parked = NULL;
     un_call hooks = hooks_for(&parked, 0);
     self->users++;
-    un_group_meet(self->group, (int64_t)(limit * 1e9), &hooks, missing);
+    un_group_meet(self->group, (int64_t)(limit * 1e9), &hooks, asks, missing);
     end_use(self, parked);
     if (PyErr_Occurred()) return NULL;
     return ranks_in(self, missing);

@@ -367,11 +367,11 @@ def name_choices(known: Collection[str], asked: str | None) -> str:
     return ", ".join(known) + (f". Did you mean {like}?" if like else "")
 
 
-def name_closest(asked: str, known: Collection[str], cutoff: float = 0.6) -> str:
+def name_closest(asked: str, known: Collection[str]) -> str:
     """Which of these was probably meant; "" if none is like it."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(asked, known, 1, cutoff)), "")
+    return next(iter(get_close_matches(asked, known, 1)), "")
 
 
 def plural(text: str) -> str:

@@ -63,13 +63,6 @@ def test_few_open_files_are_yellow() -> None:
     assert "ulimit -n 256" in found["open files"].advice
 
 
-def port(root: Path, adapter: str, number: int, **values: str) -> None:
-    folder = root / adapter / "ports" / str(number)
-    folder.mkdir(parents=True)
-    for name, text in values.items():
-        (folder / name).write_text(f"{text}\n")
-
-
 def test_a_nearly_full_table_of_neighbours(tmp_path: Path) -> None:
     known, most = tmp_path / "arp", tmp_path / "gc_thresh3"
     known.write_text("IP address  HW type\n" + "10.77.0.2  0x1\n" * 513)
@@ -80,31 +73,6 @@ def test_a_nearly_full_table_of_neighbours(tmp_path: Path) -> None:
     most.write_text("16384\n")
     assert [*machine.neighbours(known, most)] == []
     assert [*machine.neighbours(tmp_path / "none", tmp_path / "none")] == []
-
-
-def test_the_state_of_infiniband(tmp_path: Path) -> None:
-    """The files in /sys/class/infiniband, as Linux writes them."""
-    assert [*machine.infiniband(tmp_path / "none")] == []
-    up = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "link_layer": "InfiniBand"}
-    for adapter in ("mlx5_10", "mlx5_2"):
-        port(tmp_path, adapter, 1, **up, rate="400 Gb/sec (4X NDR)")
-    port(tmp_path, "mlx5_2", 2, **up | {"link_layer": "Ethernet"}, rate="100 Gb/sec (4X EDR)")
-    down = {"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet"}
-    port(tmp_path, "mlx5_3", 1, **down, rate="10 Gb/sec (4X SDR)")
-    waiting = {"state": "2: INIT", "phys_state": "5: LinkUp", "link_layer": "InfiniBand"}
-    port(tmp_path, "mlx5_4", 1, **waiting, rate="200 Gb/sec (4X HDR)")
-    port(tmp_path, "mlx5_5", 1)
-    found = [*machine.infiniband(tmp_path)]
-    assert [(each.level, each.text) for each in found] == [
-        ("ok", "mlx5_2:1, mlx5_10:1: ACTIVE, LinkUp, 400 Gb/sec (4X NDR), InfiniBand"),
-        ("ok", "mlx5_2:2: ACTIVE, LinkUp, 100 Gb/sec (4X EDR), Ethernet"),
-        ("warn", "mlx5_3:1: DOWN, Disabled, 10 Gb/sec (4X SDR), Ethernet"),
-        ("warn", "mlx5_4:1: INIT, LinkUp, 200 Gb/sec (4X HDR), InfiniBand"),
-        ("warn", "mlx5_5:1: nothing can be read"),
-    ]
-    assert "Check the cable" in found[2].advice
-    assert "subnet manager" in found[3].advice
-    assert {each.topic for each in found} == {"infiniband"}
 
 
 @pytest.mark.parametrize(("threads", "level"), [("1", "ok"), ("4096", "warn"), ("many", "warn")])

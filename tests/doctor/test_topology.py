@@ -25,6 +25,7 @@ def test_this_machine_becomes_a_topology(tmp_path: Path) -> None:
     assert 1e8 < here.flops_per_s < 1e13
     assert 1e8 < here.memory_bytes_per_s < 1e12
     assert 0 <= here.layer_call_s < 0.1
+    assert 0 < here.ring_call_s < 0.1
     assert 0 < here.inside_latency_s < 0.01
     assert rank_algorithms("all_reduce", 2, 1 << 20, here).best.time_s > 0
     model = Model(layers=2, width=64, heads=4, positions=32, vocabulary=128, precision="float32")

@@ -126,7 +126,8 @@ def summon(rank: int, size: int, path: str, caller: int) -> Any:
     other = 1 - rank
     where = talker.where_is(other)
     if rank == caller:
-        lines.connect(other, where, SOON_S, summons=True)
+        lines.want(other, where, SOON_S, summons=True)
+        lines.connect(other, where, SOON_S)
         lines.send(other, {"from": rank})
         assert talker.receive() == (other, {"from": other})
         assert summons.empty()

@@ -23,7 +23,7 @@ from namespaces import MakeNetwork
 import ranks
 from made_up_hosts import world
 from ranks import RankPool, raised, subgroup
-from unisono import CollectiveMismatch, CollectiveTimeout, PeerLost
+from unisono import CollectiveMismatch, CollectiveTimeout, PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
 
 PLACEMENTS = ("AB", "ABC", "ABCD", "ABCDE", "ABCDEF", "ABCDEFG", "ABCDEFGH", "ABBCDEEE", "EABCDAB")
@@ -189,6 +189,61 @@ def test_a_time_out_names_nobody_else(fresh_pool: RankPool) -> None:
         assert rank == 3 or f"because rank 3 never arrived; {others}" in text.splitlines()[0], text
 
 
+def miss_a_split(rank: int, size: int, path: str, missing: tuple[int, ...]) -> str:
+    with world(rank, path, "ABCDEFGH") as comm:
+        comm.barrier()
+        comm.timeout_s = 3.0
+        text = ""
+        if rank not in missing:
+            text = str(raised(RendezvousError, comm.split, list(range(size)), "some"))
+        await_all(path, rank, size)
+        return text
+
+
+def test_all_that_do_not_join_a_group_are_named_and_no_others(fresh_pool: RankPool) -> None:
+    """Though what others say would have come by way of them."""
+    for rank, text in enumerate(fresh_pool.run(miss_a_split, 8, (2, 5), connected=False)):
+        assert rank in (2, 5) or "ranks 2 and 5 did not join" in text, text
+
+
+def give_up_a_split(rank: int, size: int, path: str, early: int, late: int) -> float:
+    with world(rank, path, "ABCDEFGH") as comm:
+        comm.barrier()
+        ranks = list(range(size))
+        comm.timeout_s = 1.0 if rank == early else 30.0
+        await_all(path, rank, size)
+        if rank == early:
+            raised(RendezvousError, comm.split, ranks, "some")
+            set_moment(path, "given-up")
+        elif rank == late:
+            moment(path, "given-up")
+        made = None if rank == early else subgroup(comm, ranks, "some")
+        took_s = time.monotonic() - moment(path, "given-up")
+        await_all(f"{path}-made", rank, size)
+        if made is not None:
+            error = raised(PeerLost, made.barrier)
+            assert error.peer == early
+            made.close()
+        return took_s
+
+
+def test_who_gives_up_need_not_tell_who_is_here(fresh_pool: RankPool) -> None:
+    """Rank 2 would have told rank 4 of rank 1."""
+    for took_s in fresh_pool.run(give_up_a_split, 8, 2, 1, connected=False):
+        assert took_s < 5.0
+
+
+def make_and_close(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "ABCDEFGA") as comm:
+        for turn in range(10):
+            subgroup(comm, range(size), f"some{turn}").close()
+
+
+def test_groups_that_close_at_once(fresh_pool: RankPool) -> None:
+    """Who leaves may be known before what it said at the beginning."""
+    fresh_pool.run(make_and_close, 8, connected=False)
+
+
 def be_stopped(rank: int, size: int, path: str, stopped: int) -> str:
     with world(rank, path, "ABCDEFG") as comm:
         pids = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
@@ -334,6 +389,36 @@ def test_a_small_call_sends_few_messages(fresh_pool: RankPool, make_network: Mak
         where = places(made, range(8))
         for packets in fresh_pool.run(count_packets, 8, where, connected=False):
             assert all(each <= 9.5 for each in packets.values()), packets
+
+
+def connections() -> int:
+    """The TCP connections of this process."""
+    mine = {os.readlink(f.path) for f in os.scandir("/proc/self/fd") if os.path.islink(f.path)}
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[3] == "01" and f"socket:[{row[9]}]" in mine for row in rows)
+
+
+def connect_to_all(rank: int, size: int, path: str) -> tuple[int, int]:
+    with world(rank, path, "ABCDEFGH") as comm:
+        comm.all_reduce(torch.ones(2))
+        await_all(f"{path}-first", rank, size)
+        at_first = connections()
+        await_all(f"{path}-counted", rank, size)
+        sent = [comm.isend(torch.ones(1), other) for other in range(size) if other != rank]
+        for other in range(size):
+            if other != rank:
+                comm.recv(torch.ones(1), other)
+        for work in sent:
+            work.wait(60)
+        later = connections()
+        await_all(f"{path}-all", rank, size)
+        return at_first, later
+
+
+def test_a_link_is_opened_when_it_is_first_used(fresh_pool: RankPool) -> None:
+    """A group of eight connects each rank to those at distances of 1, 2 and 4."""
+    for at_first, later in fresh_pool.run(connect_to_all, 8, connected=False):
+        assert at_first < later, (at_first, later)
 
 
 ranks.preload("host_jobs")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from genmc import ENGINE, SMALLER, Change
+from weaken import WEAKENINGS
 
 from ranks import RankPool, connect
 from unisono import Communicator
@@ -227,3 +229,10 @@ def test_a_run_that_could_explore_nothing_has_failed(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1, ended.stderr
     assert "the models were not explored: spin, or a C compiler, is not installed" in ended.stdout
+
+
+def test_what_the_model_checker_would_change_stands_once() -> None:
+    """So that GenMC, which few machines have, finds it."""
+    changes = {change for weakening in WEAKENINGS for change in weakening.changes}
+    for change in changes | {Change(*smaller) for smaller in SMALLER}:
+        assert (ENGINE / change.file).read_text().count(change.old) == 1, change

@@ -144,6 +144,9 @@ def test_a_step_has_its_parts() -> None:
     assert halved.bubble_s == pytest.approx(four.bubble_s / 2, rel=0.05)
     slow = step_time(model, Layout(micro_batches=8), 8, replace(H100, layer_call_s=1e-3))
     assert slow.computing_s == pytest.approx(one.computing_s + 8 * 32 * 1e-3)
+    ring = Layout(cp=4, micro_batches=8)
+    more_s = step_time(model, ring, 8, replace(H100, ring_call_s=1e-3)).computing_s
+    assert more_s == pytest.approx(step_time(model, ring, 8, H100).computing_s + 4 * 8 * 32 * 1e-3)
     dp = step_time(model, Layout(dp=8), 8, H100)
     assert 0 < dp.exposed_s["dp"] < dp.hidden_s["dp"]
 

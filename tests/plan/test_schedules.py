@@ -206,12 +206,10 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]
     ("reduce_scatter", "ring"): (lambda n: n - 1, ring(1)),
     ("reduce_scatter", "recursive_halving"): (lambda n: low(n) + folded(n), ring(1)),
     ("reduce_scatter", "bruck"): (lg, ring(1)),
-    ("reduce_scatter", "pat"): (lg, ring(1)),
     ("reduce_scatter", "direct"): (lambda n: min(1, n - 1), ring(1)),
     ("all_gather", "ring"): (lambda n: n - 1, ring(1)),
     ("all_gather", "recursive_doubling"): (lambda n: low(n) + folded(n), ring(1)),
     ("all_gather", "bruck"): (lg, ring(1)),
-    ("all_gather", "pat"): (lg, ring(1)),
     ("all_gather", "direct"): (lambda n: min(1, n - 1), ring(1)),
     ("broadcast", "binomial"): (lg, lg),
     ("broadcast", "binary_tree"): (low, lambda n: min(2, n - 1)),
@@ -350,28 +348,6 @@ def test_the_tree_of_nccl_has_a_chain_in_each_node() -> None:
         assert inside <= {1, node_size - 1}
     with pytest.raises(ValueError, match="nodes of equal size: 10 ranks do not fill nodes of 4"):
         entry.schedule(10, node_size=4)
-
-
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_pat_with_small_buffers_takes_more_steps_and_no_more_bytes(collective: str) -> None:
-    entry = find(collective, "pat")
-    for ranks in range(2, 40):
-        width = 1 << lg(ranks)
-        for aggregate in (1, 2, 4, 8, 16, 32):
-            schedule = entry.schedule(ranks, aggregate=aggregate)
-            verify(schedule)
-            most = min(aggregate, width // 2)
-            steps = most.bit_length() - 1 + width // most - 1 if most > 1 else ranks - 1
-            assert schedule.rounds == steps
-            assert schedule.chunks_sent().tolist() == [ranks - 1] * ranks
-            for step in schedule.steps:
-                pairs = list(zip(step.source.tolist(), step.destination.tolist(), strict=True))
-                assert max(map(pairs.count, pairs)) <= most
-                assert len(set(pairs)) == ranks  # each rank sends one message, and gets one
-    first = find("all_gather", "pat").schedule(8).steps[0]
-    assert {(t.source - t.destination) % 8 for t in first} == {4}  # the farthest first
-    with pytest.raises(ValueError, match="a power of two, or 0 for all chunks, not 3"):
-        entry.schedule(8, aggregate=3)
 
 
 def test_the_plain_binary_tree() -> None:

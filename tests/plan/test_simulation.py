@@ -7,9 +7,11 @@ import functools
 import math
 import re
 import resource
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,12 @@ from unisono.plan import (
     simulate,
 )
 from unisono.plan.choose import rank_sizes
-from unisono.plan.nccl import CALL_US, HOP_US, PROTOCOLS, ring_latency_us, tree_latency_us
 from unisono.plan.sizes import format_seconds, format_size, parse_size, parse_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
+
+NCCL = SimpleNamespace(**runpy.run_path(str(ROOT / "benchmarks" / "scale.py")))
+"""Its formulas are NCCL's."""
 
 ALPHA, BETA, GAMMA = 3e-6, 1 / 5e9, 1 / 20e9
 FLAT = Topology.flat(ALPHA, 1 / BETA, reduce_bytes_per_s=1 / GAMMA)
@@ -90,29 +94,29 @@ def test_the_rest(n: int) -> None:
     assert time_s("broadcast", "chain", n, pieces=8) == pytest.approx(chain)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", NCCL.PROTOCOLS)
 def test_nccls_latency_of_a_ring(protocol: str) -> None:
     """NCCL's own formula counts 2(M - 1) hops between nodes; a ring of M nodes has up to 2M."""
-    which = PROTOCOLS.index(protocol)
-    near_us, far_us = (HOP_US["Ring"][where][which] for where in ("inside", "between"))
+    which = NCCL.PROTOCOLS.index(protocol)
+    near_us, far_us = (NCCL.HOP_US["Ring"][where][which] for where in ("inside", "between"))
     topology = Topology(
         "nccl",
         node_size=8,
         inside_latency_s=near_us * 1e-6,
         inside_bytes_per_s=math.inf,
         between_latency_s=far_us * 1e-6,
-        call_s=CALL_US["Ring"][which] * 1e-6,
+        call_s=NCCL.CALL_US["Ring"][which] * 1e-6,
     )
     extra = 2 * (far_us - near_us) * 1e-6
     for ranks in (16, 64, 512):
-        expected = ring_latency_us(ranks, ranks // 8, protocol, post_us=0.0) * 1e-6
+        expected = NCCL.ring_latency_us(ranks, ranks // 8, protocol, post_us=0.0) * 1e-6
         assert time_s("all_reduce", "ring", ranks, topology) == pytest.approx(expected + extra)
 
 
 def test_the_published_scale() -> None:
     """The result of NCCL's constants for 4,096 nodes of 6."""
-    ring = [ring_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
-    tree = [tree_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
+    ring = [NCCL.ring_latency_us(24_576, 4096, protocol) / 1e3 for protocol in NCCL.PROTOCOLS]
+    tree = [NCCL.tree_latency_us(24_576, 4096, protocol) / 1e3 for protocol in NCCL.PROTOCOLS]
     # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them; a hop takes at
     # least as long as posting a message, 1 us, or 3 us of Simple
     hops_us = [(6.6, 1.0, 2.7), (14.0, 1.9, 4.0), (8.4, 3.4, 14.0)]

@@ -261,29 +261,6 @@ def test_an_engine_without_weights_takes_what_comes(comm: Communicator) -> None:
 # -- shards --------------------------------------------------------------------------------------
 
 
-@pytest.mark.ranks(3)
-def test_weights_that_an_optimizer_writes_to_while_they_are_sent(comm: Communicator) -> None:
-    model = torch.nn.Linear(40, 40)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, comm.rank)
-        parameter.grad = torch.ones_like(parameter)
-    writes = [True, False]
-
-    def step(*_: int) -> None:
-        if writes.pop(0):
-            optimizer.step()
-
-    options = {"check_live": True, "checksum": False, "progress": step}
-    with endpoint(comm, model, options) as end:
-        with pytest.raises(WeightUpdateError, match="rank 0: 'weight' and 1 more was") as caught:
-            end.update()
-        assert not caught.value.committed
-        assert comm.rank == 0 or model.weight.eq(comm.rank).all()
-        end.update()
-        assert model.weight.eq(-1).all()
-
-
 @pytest.mark.ranks(2)
 def test_a_commit_that_only_reads_receives_into_the_same_memory(comm: Communicator) -> None:
     weights, seen = trainer_weights(0), []

@@ -20,7 +20,6 @@ from unisono.plan.sizes import format_bytes
 
 DOCKER_SHM_BYTES = 64 << 20
 FEW_FILES = 256
-INFINIBAND = Path("/sys/class/infiniband")
 FILES_PER_RANK = 8
 """Pipes, a pidfd and a socket for each rank that a process starts or is connected to."""
 RANK_BYTES = 150 << 20
@@ -62,7 +61,6 @@ def findings(ranks: int) -> Iterator[Finding]:
     yield _threads(ranks)
     yield from _load(ranks)
     yield _loopback()
-    yield from infiniband()
     yield from _host_name()
     yield from neighbours()
 
@@ -131,10 +129,6 @@ def _limits(ranks: int) -> Iterator[Finding]:
         yield warn("open files", text, advice)
     else:
         yield ok("open files", f"{_bound(files)} allowed")
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if locked != resource.RLIM_INFINITY and INFINIBAND.is_dir():
-        advice = "Run `ulimit -l unlimited`: InfiniBand pins memory."
-        yield warn("locked memory", format_bytes(locked), advice)
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
         advice = "Run `ulimit -v unlimited`: a rank maps the memory of all ranks of its groups."
@@ -205,34 +199,12 @@ def _loopback() -> Finding:
     return ok("loopback", "127.0.0.1 answers; unisono needs no network, gloo and stores do")
 
 
-def infiniband(adapters: Path = INFINIBAND) -> Iterator[Finding]:
-    """What ibstatus prints of every port, of InfiniBand and RoCE; ports that are alike together."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for port in sorted(adapters.glob("*/ports/*"), key=_by_number):
-        values = tuple(_read(port / name) for name in ("state", "phys_state", "rate", "link_layer"))
-        alike.setdefault(values, []).append(f"{port.parent.parent.name}:{port.name}")
-    for (state, physical, rate, layer), ports in alike.items():
-        seen = ", ".join(filter(None, (state, physical, rate, layer)))
-        text = f"{', '.join(ports)}: {seen or 'nothing can be read'}"
-        advice = "Check the cable and the other end; NCCL_IB_HCA names the ports to use."
-        if physical.upper() == "LINKUP":
-            advice = "Start a subnet manager (opensm), or have one started: the link is up, unused."
-        is_active = state.upper() == "ACTIVE"
-        yield ok("infiniband", text) if is_active else warn("infiniband", text, advice)
-
-
 def _read(path: Path) -> str:
-    """The text of a file of /sys without its number: "4: ACTIVE" is ACTIVE; "" if unreadable."""
+    """The text of a file; "" if unreadable."""
     try:
-        return path.read_text().strip().rpartition(": ")[2]
+        return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _by_number(port: Path) -> tuple[str, int, str]:
-    """mlx5_10 comes after mlx5_9."""
-    name, _, number = port.parent.parent.name.rpartition("_")
-    return name, int(number) if number.isdecimal() else 0, port.name
 
 
 def _host_name() -> Iterator[Finding]:

@@ -30,7 +30,8 @@ _BATCH = 16
 
 def write_topology(path: Path) -> str:
     """Measure this machine, write the file, and return a sentence about it."""
-    small_s, large_s, call_s, add_s, copy_s, one_s, batch_s = launch(_measure, 2, threads=1)[0]
+    found = launch(_measure, 2, threads=1)[0]
+    small_s, large_s, call_s, add_s, copy_s, one_s, batch_s, ring_s = found
     cores = len(os.sched_getaffinity(0))
     topology = Topology(
         path.stem,
@@ -50,6 +51,7 @@ def write_topology(path: Path) -> str:
         topology,
         flops_per_s=_peak(topology, sequence_s),
         layer_call_s=max(0.0, one_s - sequence_s),
+        ring_call_s=ring_s / 2,
     )
     write_text(path, topology.to_toml())
     return (
@@ -75,10 +77,12 @@ def _peak(topology: Topology, sequence_s: float) -> float:
 
 def _measure() -> tuple[float, ...]:
     """On each of two ranks, seconds: of 8 bytes, of _LARGE bytes, of an all_reduce of 8 bytes, of
-    adding _LARGE bytes, of copying them, and of a layer with one and with _BATCH sequences."""
+    adding _LARGE bytes, of copying them, of a layer with one and with _BATCH sequences, and of
+    ring attention over a few positions of each."""
     import numpy
     import torch
 
+    from unisono.training.attention import ring_attention
     from unisono.world.world import init
 
     comm = init()
@@ -112,6 +116,12 @@ def _measure() -> tuple[float, ...]:
     def train(sequences: int) -> None:
         layer(torch.ones(sequences, _LAYER.positions, _LAYER.width)).sum().backward()
 
+    heads = torch.ones(_BATCH, _LAYER.heads, 4, _LAYER.width // _LAYER.heads, requires_grad=True)
+
+    def go_round() -> None:
+        ring = ring_attention(heads, heads, heads, comm, causal=True, order="zigzag")
+        torch.autograd.backward(ring.sum())
+
     found = [ping_pong_s(8, _MANY), ping_pong_s(_LARGE, _FEW)]
     found.append(median_s(lambda: comm.all_reduce(small), _MANY))
     alone: list[Callable[[], object]] = [
@@ -119,6 +129,7 @@ def _measure() -> tuple[float, ...]:
         lambda: mine.copy_(other),
         lambda: train(1),
         lambda: train(_BATCH),
+        go_round,
     ]
     for work in alone:
         comm.barrier()

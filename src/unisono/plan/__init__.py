@@ -5,7 +5,6 @@ Pure Python and NumPy: no processes, no torch.
 schedule.py       a collective algorithm as data; proof.py: proves that it is correct
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; topologies/: presets; simulate.py: runs a schedule on them
-nccl.py           NCCL's own formulas for latencies
 choose.py         which algorithm is fastest, and why; complexity.py: the cost of each
 predict.py        expected times for all sizes, from a few measured ones
 mesh.py           named axes over ranks: which ranks form which groups (docs/groups.md)

@@ -23,7 +23,8 @@ class Topology:
 
     A rank's device computes `flops_per_s` at most, and has `memory_bytes`, which it reads or writes
     at `memory_bytes_per_s`; infinite: not known. To start the operators of a transformer's layer,
-    forward and backward, takes `layer_call_s`. The cluster has so many `devices`; 0: any number.
+    forward and backward, takes `layer_call_s`, those of a block of ring attention `ring_call_s`.
+    The cluster has so many `devices`; 0: any number.
     Only layouts need these (docs/layouts.md).
 
     Raises ValueError for invalid values. See also `find_topology`.
@@ -48,6 +49,7 @@ class Topology:
     memory_bytes: float = math.inf
     memory_bytes_per_s: float = math.inf
     layer_call_s: float = 0.0
+    ring_call_s: float = 0.0
     devices: int = 0
     source: str = ""
 

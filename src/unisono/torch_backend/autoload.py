@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from typing import Any
 
 import unisono.torch_support  # not from unisono: that would ask its __getattr__ first
@@ -20,9 +21,15 @@ def autoload() -> None:
     `init_process_group()`, take the place of the one that UNISONO_REPLACE names, and start the
     watch if UNISONO_WATCH says so.
 
-    `import torch` must not fail: an invalid variable is only a warning.
+    `import torch` must not fail: an invalid variable is only a warning. Ranks of several hosts
+    import what makes their groups now: later all of them would do so at once, in each other's way.
     """
     register()
+    size = os.environ.get("WORLD_SIZE")
+    if os.environ.get("LOCAL_WORLD_SIZE", size) != size:
+        from unisono.failures import load_soon
+
+        load_soon("unisono.torch_backend.creation", "unisono.comm.hosts.making")
     name = BACKEND.read_or_warn()
     if name and name != "auto":
         problem = backend_problem(name)

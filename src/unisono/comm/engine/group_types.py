@@ -92,8 +92,9 @@ class Group(Protocol):
         this host, the proof for it that messages to it carry, and the one in messages from it;
         `key` names the group on all hosts. Raises OSError."""
 
-    def meet(self, timeout_s: float) -> tuple[int, ...]:
-        """Wait for all ranks of other hosts; returns those that did not arrive in time."""
+    def meet(self, timeout_s: float, asks: bool) -> tuple[int, ...]:
+        """Wait for all ranks of other hosts; returns those that did not arrive in time. One whose
+        arrival only a missing rank could tell is among them, unless it `asks` each of them."""
 
     def lose(self, rank: int, is_silent: bool) -> None:
         """The process of a rank on another host has ended, or no longer answers."""

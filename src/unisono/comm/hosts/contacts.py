@@ -57,19 +57,15 @@ def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
     UCX; the last of its numbers may differ."""
     if len({tuple(contact.version[:2]) for contact in contacts}) == 1:
         return
-    found: dict[str, None] = {}
-    for rank, contact in enumerate(contacts):
-        version = ".".join(map(str, contact.version))
-        found[f"  {hosts.names[hosts.host_of(rank)]}: {version} ({contact.path})"] = None
-    raise RendezvousError(
-        "\n".join(
-            [
-                "the hosts have different versions of UCX: install one on all of them (pip install "
-                "'unisono[hosts]'), or set UNISONO_UCX on each to a library of one version",
-                *found,
-            ]
-        )
+    why = (
+        f"the hosts have different versions of UCX: install one on all of them ({ucx.INSTALL}), or "
+        "set UNISONO_UCX on each to a library of one version"
     )
+    for rank, contact in enumerate(contacts):
+        name, version = hosts.names[hosts.host_of(rank)], ".".join(map(str, contact.version))
+        line = f"\n  {name}: {version} ({contact.path})"
+        why += line if line not in why else ""
+    raise RendezvousError(why)
 
 
 def own_contact(address: str, port: int, has_data: bool) -> Contact:

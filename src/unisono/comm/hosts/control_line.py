@@ -152,21 +152,14 @@ class ControlLines:
         self._thread.start()
 
     def connect(
-        self,
-        peer: int,
-        where: Where,
-        timeout_s: float,
-        check: Callable[[], None] = lambda: None,
-        *,
-        summons: bool = False,
+        self, peer: int, where: Where, timeout_s: float, check: Callable[[], None] = lambda: None
     ) -> None:
-        """Connect a line to another rank, which does the same, or is asked to by a `summons`. The
-        higher rank connects to the lower.
+        """Connect a line to another rank, which does the same: the higher one to the lower.
 
         Raises RendezvousError if there is none within `timeout_s`; and what `check` raises, which
         is called again and again.
         """
-        wanted, limit = self.want(peer, where, timeout_s, summons=summons), Deadline(timeout_s)
+        wanted, limit = self.want(peer, where, timeout_s), Deadline(timeout_s)
         while wanted is not None and not wanted.is_there.wait(min(0.1, limit.left_s())):
             check()
             look()
@@ -183,7 +176,8 @@ class ControlLines:
     def want(
         self, peer: int, where: Where, timeout_s: float, *, summons: bool = False
     ) -> _Wanted | None:
-        """The same without waiting for it; None if there is one already."""
+        """The same without waiting for it; None if there is one already. `summons`: the other rank
+        is asked to connect."""
         with self._lock:
             if peer in self._lines:
                 return None

@@ -148,13 +148,13 @@ class HostsTransport(EngineTransport):
                 raise
             raise RendezvousError(f"group {self.name}: UCX cannot connect: {error}") from error
         self.links.add(self)
-        while missing := self.group.meet(min(_GLANCE_S, deadline.left_s())):
+        while missing := self.group.meet(min(_GLANCE_S, deadline.left_s()), False):
             check()
             look()
             ending = self.ending("no call")
             if ending is not None:
                 raise Departed(f"a member of group {self.name} left while it was made ({ending})")
-            if not deadline.left_s():
+            if not deadline.left_s() and (missing := self.group.meet(_ANSWER_S, True)):
                 away = [rank for rank in missing if not self.membership.members[rank].is_here]
                 rank = (away or missing)[0]
                 limit = in_seconds(deadline.timeout_s)

@@ -33,7 +33,7 @@ from unisono.errors import GroupClosed, RendezvousError, name_ranks
 from unisono.processes import state_of
 from unisono.variables import job_secret
 
-_BEHIND_S = 0.3
+_BEHIND_S = 2.0
 """How long data that a process sent before it left may still be in transit."""
 _PATIENT = (0.7, 0.3), (1.0, 0.3)
 """How long the next answers about stopped ranks may take, and new lines for the questions."""
@@ -99,7 +99,7 @@ class Links:
         self._lost: dict[int, str] = {}
         self._left: set[int] = set()
         self._made: Counter[str] = Counter()
-        self._parties: dict[int, weakref.ref[Party]] = {}
+        self._parties: weakref.WeakValueDictionary[int, Party] = weakref.WeakValueDictionary()
         self._holders = 0
         self._stays_until = 0.0
         self._timers: list[threading.Timer] = []
@@ -206,7 +206,7 @@ class Links:
     def add(self, party: Party) -> None:
         """Tell a group when processes end, including those that have already ended."""
         with self._lock:
-            self._parties[party.key] = weakref.ref(party)
+            self._parties[party.key] = party
             lost = dict(self._lost)
         for peer, why in lost.items():
             party.on_lost(peer, why != ENDED)
@@ -217,8 +217,7 @@ class Links:
 
     def _open_parties(self) -> list[Party]:
         with self._lock:
-            parties = [reference() for reference in self._parties.values()]
-        return [party for party in parties if party is not None]
+            return list(self._parties.values())
 
     def loss_of(self, peer: int) -> str | None:
         """How the process of a global rank ended: completes "rank 3 ..."; None if it is there,

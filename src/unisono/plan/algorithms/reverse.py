@@ -17,7 +17,7 @@ _OPPOSITES = {"broadcast": "reduce", "all_gather": "reduce_scatter", "scatter": 
 
 
 def algorithm_both_ways(
-    collective: str, name: str, *, most_ranks: int | None = None, reversed_name: str = ""
+    collective: str, name: str, *, reversed_name: str = ""
 ) -> Callable[[Builder], Builder]:
     """Register an algorithm and, for the opposite collective, the same run backwards."""
 
@@ -26,8 +26,8 @@ def algorithm_both_ways(
         def reverse(*args: int, **options: int) -> Schedule:
             return backwards(make(*args, **options), reversed_name)
 
-        algorithm(_OPPOSITES[collective], reversed_name or name, most_ranks=most_ranks)(reverse)
-        return algorithm(collective, name, most_ranks=most_ranks)(make)
+        algorithm(_OPPOSITES[collective], reversed_name or name)(reverse)
+        return algorithm(collective, name)(make)
 
     return register
 

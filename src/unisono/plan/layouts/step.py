@@ -92,7 +92,8 @@ def step_time(
         again_s = core_s / 2  # a fused kernel computes scores again
     output_s = matmul_s(tokens, model.width, model.vocabulary / tp, cluster, weight_bytes)
     output_s += memory_s(tokens * model.vocabulary / tp * 4 * weight_bytes, cluster)
-    layers_s = layers * (3 * forward_s + again_s + cluster.layer_call_s)
+    calls_s = cluster.layer_call_s + (layout.cp * cluster.ring_call_s if layout.cp > 1 else 0.0)
+    layers_s = layers * (3 * forward_s + again_s + calls_s)
     computing_s = count * (layers_s + 3 * output_s)
 
     # Communication inside a layer: of each micro-batch, all exposed but the ring's of cp.

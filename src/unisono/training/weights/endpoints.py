@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from unisono.errors import WeightUpdateError, name_number
+from unisono.errors import name_number
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.load_plan import LoadPlan
@@ -200,8 +200,6 @@ class WeightSender(_Endpoint):
       received in place, in half the memory, and a failure leaves engines with parts of two versions
     - `convert`: floating-point tensors are sent in the engines' dtype
     - `checksum`: every bucket is compared with what was sent
-    - `check_live`: an update fails if torch's operators write to a weight while it is sent, as an
-      optimizer in another thread does; the error names it (this sender's own option)
     - `deltas`: between hosts an update sends what has changed since the last one, if that is
       faster; a sender keeps a copy of what it sends for this
     - `bucket_bytes`: the size of a message; two buckets are in flight
@@ -228,7 +226,6 @@ class WeightSender(_Endpoint):
         transactional: bool = True,
         convert: bool = False,
         checksum: bool = True,
-        check_live: bool = False,
         deltas: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
         progress: Progress | None = None,
@@ -237,7 +234,6 @@ class WeightSender(_Endpoint):
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes must be positive, not {bucket_bytes}")
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes, deltas)
-        self._check_live = check_live
         self._exported = ExportedWeights()
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
@@ -284,11 +280,7 @@ class WeightSender(_Endpoint):
         return {name: mine.tensors[name] for name in names}
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
-        checked = mine.tensors.items() if self._check_live else ()
-        # of writes by torch's operators
-        counts = {name: each._version for name, each in checked if not each.is_inference()}
         self._protocol.move(mine, mine, transfers.device_for(mine), self._progress)
-        self._protocol.attempt(partial(_check_unwritten, mine, counts))
         served = self._served(transfers, mine)
 
         def commit() -> None:
@@ -489,17 +481,6 @@ class WeightReceiver(_Endpoint):
             self._staging.swap(mine, now_served, unpacking)
         else:
             now_served()
-
-
-def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:
-    """Raise WeightUpdateError if a tensor was written to since."""
-    written = [name for name, count in counts.items() if mine.tensors[name]._version != count]
-    if written:
-        more = f" and {len(written) - 1} more" if written[1:] else ""
-        raise WeightUpdateError(
-            f"{written[0]!r}{more} was modified while it was sent: send weights between the "
-            "optimizer's steps"
-        )
 
 
 def weight_update(

@@ -23,8 +23,8 @@ from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 
 class StatelessCommunicator:
-    """A replacement for vLLM's `PyNcclCommunicator(group, device)` that also takes CPU tensors, and
-    several ranks on one GPU.
+    """A replacement for vLLM's `PyNcclCommunicator(group, device)` where weights are broadcast. It
+    also takes CPU tensors, and several ranks on one GPU.
 
     `group` is anything with `rank`, `world_size` and `store`, such as vLLM's
     `StatelessProcessGroup`: every rank of it makes one. Tensors may be on any device, so `device`
@@ -92,67 +92,6 @@ class StatelessCommunicator:
         """
         with _on(stream):
             self._comm.broadcast(tensor.detach(), src)
-
-    def all_reduce(
-        self,
-        in_tensor: torch.Tensor,
-        out_tensor: torch.Tensor | None = None,
-        op: Any = "sum",
-        stream: Any = None,
-    ) -> torch.Tensor:
-        """Combine `in_tensor` over all ranks by `op` into `out_tensor`, or a new one, on `stream`,
-        and return it. Raises what `broadcast` raises.
-
-        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
-        >>> one.all_reduce(torch.ones(2))
-        tensor([2., 2.])
-        """
-        with _on(stream):
-            out = torch.empty_like(in_tensor) if out_tensor is None else out_tensor
-            out.copy_(in_tensor)
-            self._comm.all_reduce(out, op)
-        return out
-
-    def all_gather(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, stream: Any = None
-    ) -> None:
-        """Put the `input_tensor` of every rank into `output_tensor`, in order, on `stream`. Raises
-        what `broadcast` raises.
-
-        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
-        >>> everyone = torch.empty(2)
-        >>> one.all_gather(everyone, torch.tensor([1.0 + comm.rank]))
-        >>> everyone
-        tensor([1., 2.])
-        """
-        with _on(stream):
-            self._comm.all_gather(output_tensor, input_tensor)
-
-    def send(self, tensor: torch.Tensor, dst: int, stream: Any = None) -> None:
-        """Send `tensor` to rank `dst`, which calls `recv`, on `stream`. Raises MessageMismatch if
-        its tensor has another size, PeerLost if it has died.
-
-        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
-        >>> x = torch.full((2,), comm.rank)
-        >>> one.send(x, dst=1) if comm.rank == 0 else one.recv(x, src=0)
-        >>> x
-        tensor([0, 0])
-        """
-        with _on(stream):
-            self._comm.send(tensor, dst)
-
-    def recv(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        """Receive into `tensor` what rank `src` sends, on `stream`. Raises what `send` raises,
-        whose example shows it.
-
-        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
-        >>> x = torch.full((2,), comm.rank)
-        >>> one.send(x, dst=0) if comm.rank == 1 else one.recv(x, src=1)
-        >>> x
-        tensor([1, 1])
-        """
-        with _on(stream):
-            self._comm.recv(tensor, src)
 
     def destroy(self) -> None:
         """Leave the group and release its store. Dropping the last reference does the same.

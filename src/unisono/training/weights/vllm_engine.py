@@ -281,9 +281,9 @@ class _Parts:
 class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     """Where the trainer and all workers meet: rank 0 hosts a store there. `world_size` counts the
     sending trainer and the workers of all engines, `engine_sizes` the workers of each one if they
-    differ. `timeout_s` is how long each step of an update waits for the others; `check_live` is
-    that of `WeightSender`. With `senders` the first so many trainer ranks send what each of them
-    holds, and `world_size` counts them all; `group_name` tells meetings at one port apart."""
+    differ. `timeout_s` is how long each step of an update waits for the others. With `senders`
+    the first so many trainer ranks send what each of them holds, and `world_size` counts them all;
+    `group_name` tells meetings at one port apart."""
 
     backend: ClassVar[str] = "unisono"
 
@@ -293,7 +293,6 @@ class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     engine_sizes: Sequence[int] | None = None
     timeout_s: float | None = None
     join_timeout_s: float | None = None
-    check_live: bool = False
     senders: int = 1
     group_name: str | None = None
 
@@ -394,7 +393,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
     def _make_sender(self, info: UnisonoTrainerInitInfo) -> None:
         assert self._group is not None
         self._senders = info.senders
-        self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
+        self._sender = WeightSender(self._group.comm, self._weights)
         self._adapter: dict[str, torch.Tensor] = {}
         self._adapters = WeightSender(self._group.comm, self._adapter)
 
