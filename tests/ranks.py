@@ -38,7 +38,7 @@ from unisono.comm.factory import connect_on_host
 from unisono.comm.meeting.board import FileBoard
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.record_reader import read_process
-from unisono.watch.settings import is_wanted
+from unisono.variables import watch_is_wanted
 
 DEADLINE_S = 60.0
 Error = TypeVar("Error", bound=BaseException)
@@ -223,7 +223,7 @@ class RankPool:
 
     def _start_rank(self, number: int) -> RankProcess:
         ours, theirs = _context.Pipe()
-        given = (theirs, str(self._stacks_file(number)), is_wanted())
+        given = (theirs, str(self._stacks_file(number)), watch_is_wanted())
         process = _context.Process(target=_serve, args=given, daemon=True)
         process.start()
         theirs.close()

@@ -354,6 +354,11 @@ ALL: tuple[Variable[Any], ...] = tuple(
 """In the order of their definitions above."""
 
 
+def watch_is_wanted() -> bool:
+    """Whether the environment asks for the watch, or for what needs it."""
+    return any(variable.read_or_warn() for variable in (WATCH, SANITIZE, PROFILE))
+
+
 def job_secret() -> bytes:
     """What the ranks of this job know and no other process; b"" if there is nothing. Raises
     UnisonoError."""

@@ -223,6 +223,22 @@ def test_a_missing_file_waits_for_no_lock_of_a_stranger(tmp_path: Path) -> None:
         assert time.monotonic() - began_s < 5
 
 
+def test_texts_of_a_file_that_another_replaces_meanwhile_are_not_there(tmp_path: Path) -> None:
+    board = FileBoard(tmp_path / "file")
+    for name in (LEADER, "0", "1"):
+        board.set(name, "{}")
+    assert board.get_all(["0", "1"]) == ["{}", "{}"]
+    check = board.store.check
+
+    def check_before_a_new_leader(keys: list[str]) -> bool:
+        found = bool(check(keys))
+        board.set(LEADER, "{}")
+        return found
+
+    board.store.check = check_before_a_new_leader
+    assert board.get_all(["0", "1"]) == []
+
+
 @pytest.mark.parametrize("change", ["announced", "added", "in an inherited file", "in another"])
 def test_who_waits_at_a_file_wakes_once_it_changes(tmp_path: Path, change: str) -> None:
     path, other = tmp_path / "file", tmp_path / "other"

@@ -22,7 +22,7 @@ from unisono.comm.factory import connect_on_host
 from unisono.comm.meeting.board import FileBoard
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
-from unisono.watch.settings import is_wanted
+from unisono.variables import watch_is_wanted
 
 SLICE_BYTES = 2 << 20
 CGROUP_V1 = Path("/sys/fs/cgroup/memory")
@@ -64,7 +64,7 @@ class Cage:
 
 @pytest.fixture
 def cage() -> Iterator[Cage]:
-    if is_wanted():
+    if watch_is_wanted():
         pytest.skip("the watch takes some of the room")
     version = 1 if (CGROUP_V1 / "memory.limit_in_bytes").exists() else 2
     above = CGROUP_V1 if version == 1 else CGROUP_V2

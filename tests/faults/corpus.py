@@ -3,8 +3,9 @@
 The comments at the top of each program say which ranks are at fault and, unless it is 3 ranks in
 both of our setups, how many ranks it runs on and in which setups of runner.py the bug can occur.
 The line that a good verdict names is marked with `# <- here`; `# never: ...` are words that only a
-false one contains. A program that fails nowhere, and
-only computes wrong numbers, says so (`# silent: ...`): it runs under the sanitizer.
+false one contains, and `# line missed: unisono` the setups in which the reports name the rank
+alone, for a reason that docs/diagnosis-corpus.md gives. A program that fails nowhere, and only
+computes wrong numbers, says so (`# silent: ...`): it runs under the sanitizer.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Fault:
     story: str
     silent: str
     never: str
+    line_missed: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -56,7 +58,8 @@ class Fault:
 def read(path: Path) -> Fault:
     """What a program's comments say about it."""
     text = path.read_text()
-    head = dict(re.findall(r"^# (ranks|culprit|setups|silent|never): (.*)$", text, re.MULTILINE))
+    comment = re.compile(r"^# (ranks|culprit|setups|silent|never|line missed): (.*)$", re.MULTILINE)
+    head = dict(comment.findall(text))
     lines = text.splitlines()
     return Fault(
         path=path,
@@ -67,6 +70,7 @@ def read(path: Path) -> Fault:
         story=text.split('"""')[1],
         silent=head.get("silent", ""),
         never=head.get("never", ""),
+        line_missed=tuple(head.get("line missed", "").split()),
     )
 
 

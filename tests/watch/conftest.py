@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from unisono import watch
+from unisono.variables import watch_is_wanted
 from unisono.watch import steps
-from unisono.watch.settings import is_wanted
 
 
 @pytest.fixture(autouse=True)
@@ -16,5 +16,5 @@ def _afterwards_as_before() -> Iterator[None]:
     yield
     watch.stop()
     steps.are_counted = steps.are_marked = False
-    if is_wanted():
+    if watch_is_wanted():
         watch.start()

@@ -11,7 +11,7 @@ import pytest
 from unisono import UnisonoError, watch
 from unisono.watch.journal import Journal
 from unisono.watch.report import Report
-from user_programs import WriteProgram
+from user_programs import WriteProgram, run_python
 
 pytest_plugins = ["pytester"]
 
@@ -92,6 +92,14 @@ def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 # -- where reports are, and what is shown of them --------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["UNISONO_WATCH", "UNISONO_SANITIZE", "UNISONO_PROFILE"])
+def test_each_variable_alone_starts_the_watch_at_import_torch(variable: str) -> None:
+    script = "import torch; from unisono import watch; print(watch.is_on())"
+    done = run_python("-c", script, environment={variable: "1"})
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
 
 LATE = """
     import os, pathlib, time

@@ -60,7 +60,7 @@ def main() -> None:
             os.sched_setaffinity(0, instructions.pins[rank])
         _write_in_lines()
         _look_like_the_parent(instructions)
-        if variables.WATCH.read_or_warn() or variables.SANITIZE.read_or_warn():
+        if variables.watch_is_wanted():
             from unisono import watch
 
             watch.start_if_asked()

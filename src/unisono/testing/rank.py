@@ -136,7 +136,7 @@ class RankSession:
             # after the first test would slow the next ones down, and every collection.
             for name in ("unisono.world.world", *NEEDED_LATER):
                 importlib.import_module(name)
-            if variables.WATCH.read_or_warn():
+            if variables.watch_is_wanted():
                 importlib.import_module("unisono.watch").start_if_asked()
             gc.freeze()  # keeps the collections after every test quick
             with contextlib.suppress(EOFError):  # the controller is gone

@@ -9,7 +9,7 @@ from typing import Any
 
 import unisono.torch_support  # not from unisono: that would ask its __getattr__ first
 from unisono.torch_support import require_torch
-from unisono.variables import BACKEND, REPLACE, WATCH
+from unisono.variables import BACKEND, REPLACE, watch_is_wanted
 
 NAME = "unisono"
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("unisono")
 def autoload() -> None:
     """Register our backend, make the one that UNISONO_BACKEND names the default of
     `init_process_group()`, take the place of the one that UNISONO_REPLACE names, and start the
-    watch if UNISONO_WATCH says so.
+    watch if it is asked for.
 
     `import torch` must not fail: an invalid variable is only a warning. Ranks of several hosts
     import what makes their groups now: later all of them would do so at once, in each other's way.
@@ -41,7 +41,7 @@ def autoload() -> None:
     if replaced:
         _replace_backend(replaced)
     watch_groups = unisono.torch_support.listener
-    if watch_groups is None and WATCH.read_or_warn():
+    if watch_groups is None and watch_is_wanted():
         from unisono.watch import start_if_asked as watch_groups
     if watch_groups is not None:
         try:

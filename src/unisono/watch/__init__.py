@@ -48,6 +48,7 @@ from unisono.comm.engine import compare_shapes, native
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.record_reader import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
+from unisono.variables import watch_is_wanted
 from unisono.watch import exit_status, steps
 from unisono.watch.comparing import tell_splits
 from unisono.watch.failure import describe_own_end, report_of_error
@@ -55,7 +56,7 @@ from unisono.watch.job_view import FAREWELL, RECORDS, SPLITS, Answers, look_at_j
 from unisono.watch.journal import discard_unless_failed
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
-from unisono.watch.settings import WatchSettings, is_wanted, settings_of
+from unisono.watch.settings import WatchSettings, settings_of
 from unisono.watch.summaries import Summary, summarise
 from unisono.watch.traces import Trace
 from unisono.watch.tracing import TOPIC, inbox
@@ -110,8 +111,8 @@ def start(*, hang_s: float | None = None, check: bool | None = None) -> None:
 
 
 def start_if_asked() -> None:
-    """Start if UNISONO_WATCH says so. An invalid value is only a warning here."""
-    if is_wanted():
+    """Start if the environment says so. An invalid value is only a warning here."""
+    if watch_is_wanted():
         _start(settings_of(forgiving=True))
 
 

@@ -64,9 +64,3 @@ def settings_of(
         folder = ""
     more = read(variables.SANITIZE, False), read(variables.PROFILE, False)
     return WatchSettings(hang_s, check, folder, *more)
-
-
-def is_wanted() -> bool:
-    """Whether the environment asks for the watch."""
-    wishes = variables.WATCH, variables.SANITIZE, variables.PROFILE
-    return any(variable.read_or_warn() for variable in wishes)

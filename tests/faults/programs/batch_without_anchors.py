@@ -1,6 +1,7 @@
 """Rank 2 leaves out the backward pass of a batch that it cannot use (Automodel #2468)."""
 
 # culprit: 2
+# line missed: unisono watched
 
 import torch
 import torch.distributed as dist

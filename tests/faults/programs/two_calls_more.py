@@ -1,6 +1,7 @@
 """Rank 1 repeats its step after a spike of the loss, so it makes two calls more."""
 
 # culprit: 1
+# line missed: unisono watched
 # never: left out
 
 import torch

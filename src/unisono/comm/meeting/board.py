@@ -150,7 +150,8 @@ class Board:
         """The texts under all these names; none of them until all are there. Raises Foreign."""
         keys = list(map(self._key, names))
         found = self._ask(lambda: self.store.multi_get(keys) if self.store.check(keys) else [])
-        return [self._open(name, text) for name, text in zip(names, found, strict=False)]
+        texts = [self._open(name, text) for name, text in zip(names, found, strict=False)]
+        return texts if all(texts) else []  # a file may be another one since it was checked
 
     def has(self, names: Sequence[str]) -> bool:
         keys = list(map(self._key, names))
