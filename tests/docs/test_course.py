@@ -160,6 +160,9 @@ def test_a_solution_is_printed() -> None:
         ("def my_share(i, r, s):\n    i[r::s]\n", "returned None: is a `return` missing?", False),
         ("def my_share(i, r, s):\n    return 5\n", "returned a int, not a list: 5", False),
         ("raise SystemExit(0)\n", "SystemExit: 0 (chapter_01.py, line 1)", False),
+        ("import os\nos._exit(3)\n", "exited with code 3", False),
+        ("import os\nos._exit(0)\n", "exited with code 0 and returned nothing", False),
+        ("import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL", False),
         ("def my_share(i, r, s):\n    return i[r::s]\n", "[0, 4, 1, 5, 2, 6, 3, 7]", True),
     ],
 )  # fmt: skip
@@ -285,11 +288,7 @@ def test_solutions(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.mark.docs
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.provokes
-def test_exercises_are_not_solved_yet(
-    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if number not in HANDED_OUT:
-        monkeypatch.setattr(checking, "launch", launch_warm)
+def test_exercises_are_not_solved_yet(number: int, tmp_path: Path) -> None:
     write(tmp_path, number, chapters()[number - 1].exercise)
     checked = run("check", number, "--folder", tmp_path)
     assert checked.exit_code == 1
