@@ -62,6 +62,7 @@ static inline unsigned default_form(const Group *self) {
 /* What works and messages have in common: to the program both are a Work. */
 typedef struct Pending {
     PyObject_HEAD
+    PyObject *weak_references;
     bool is_message;
     struct Pending *previous, *next; /* of those that the group keeps alive */
     bool is_kept;                    /* it does */

@@ -1,6 +1,7 @@
 /* Pending operations: works and messages. The group keeps them alive until they are done, and
  * they keep their tensors alive. To the program each is a Work (comm/work.py). */
 #include "binding.h"
+#include <structmember.h>
 
 enum { LOOKS = 16 }; /* at a time, so that thousands do not slow down each use of the group */
 
@@ -121,6 +122,7 @@ void free_object(PyObject *object) {
 
 static void free_pending(PyObject *object) {
     Pending *p = (Pending *)object;
+    if (p->weak_references) PyObject_ClearWeakRefs(object);
     release(p);
     Py_XDECREF((PyObject *)p->group);
     Py_XDECREF(p->exceptions);
@@ -228,6 +230,11 @@ static PyMethodDef pending_methods[] = {
     {0},
 };
 
+static PyMemberDef pending_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Pending, weak_references), READONLY, NULL},
+    {0},
+};
+
 /* Add a type whose objects begin with a Pending. */
 int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, const char *what,
                      int bytes) {
@@ -235,6 +242,7 @@ int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, co
         {Py_tp_doc, (void *)(uintptr_t)what},
         {Py_tp_dealloc, (void *)free_pending},
         {Py_tp_methods, pending_methods},
+        {Py_tp_members, pending_members},
         {0, NULL},
     };
     PyType_Spec spec = {

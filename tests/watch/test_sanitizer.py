@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from torch_names import since_2_13
 from unisono import watch
+from unisono.comm.communicator import Communicator
 from unisono.training import GradientSync
 from unisono.watch.report import Report
 from unisono.watch.sanitizer.exchange import Exchange
@@ -419,6 +420,38 @@ def test_races_are_told_by_the_rank_that_has_them(
     assert f"rank {rank} " in kinds[0][1]
     assert what[1] in kinds[0][1]
     dist.destroy_process_group(group)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.provokes
+def test_races_of_a_communicator_are_told(
+    process_group: Any, comm: Communicator, shared_tmp_path: Path
+) -> None:
+    other = 1 - comm.rank
+    with findings(shared_tmp_path) as proofs:
+        tensor, buffer, arriving = torch.ones(8), torch.ones(4), torch.zeros(4)
+        for _ in range(3):  # waited for
+            comm.all_reduce(tensor, async_op=True).wait()
+            tensor.fill_(1)
+            works = comm.isend(buffer, other), comm.irecv(arriving, other)
+            buffer.sum()
+            for work in works:
+                work.wait()
+            buffer.add_(arriving)
+        work = comm.all_reduce(tensor, async_op=True)
+        if comm.rank == 1:
+            tensor.add_(1)
+        work.wait()
+        works = comm.isend(buffer, other), comm.irecv(arriving, other)
+        if comm.rank == 0:
+            buffer.add_(1)
+        for work in works:
+            work.wait()
+        comm.barrier()
+    (report,) = proofs
+    call = "isend" if comm.rank == 0 else "all_reduce"
+    assert report.kind == "race"
+    assert report.verdict.startswith(f"rank {comm.rank} writes the tensor of its {call} (")
 
 
 @pytest.mark.ranks(2)
