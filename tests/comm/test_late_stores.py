@@ -18,6 +18,7 @@ from ranks import RankPool
 from unisono import NoQuorum
 from unisono.comm.hosts import going_on
 from unisono.comm.meeting.board import Board, StoreGone
+from unisono.comm.meeting.outcome import Outcome
 from user_programs import eventually
 
 BOUND_S = 25.0
@@ -39,6 +40,19 @@ def lost_answer(at: int, hints: bool) -> Iterator[None]:
         patch.setattr(Board, "_ask", lose)
         if not hints:
             patch.setattr(going_on, "_answers_others", lambda *_: False)
+        yield
+
+
+@contextlib.contextmanager
+def lost_outcome() -> Iterator[None]:
+    """The store loses the answer that tells this rank how the attempt ended, once it has."""
+
+    def lose(outcome: Outcome) -> bool:
+        assert eventually(lambda: outcome.settle(None) is not None)
+        raise StoreGone("the answer came too late")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Outcome, "wait", lose)
         yield
 
 
@@ -87,3 +101,20 @@ def test_no_rank_waits_for_one_at_another_store(
         sizes = [left for left, _ in rounds]
         assert max(took_s for _, took_s in rounds) < BOUND_S, outcomes
         assert sizes in ([3, 3, 3], [2, 0, 2]), outcomes
+
+
+def shrink_without_the_outcome(rank: int, size: int, path: str) -> int:
+    with world(rank, path, "ABC") as comm:
+        comm.barrier()
+        await_all(path, rank, size)
+        with lost_outcome() if rank == 1 else contextlib.nullcontext():
+            left = comm.shrink(timeout_s=120)
+        x = torch.ones(1000)
+        left.all_reduce(x)
+        left.barrier()
+        left.close()
+        return int(x[0])
+
+
+def test_no_rank_leaves_a_group_that_is_made(fresh_pool: RankPool) -> None:
+    assert fresh_pool.run(shrink_without_the_outcome, 3, connected=False) == [3, 3, 3]

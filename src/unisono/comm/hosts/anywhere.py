@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,9 @@ def connect_once(
         if not (outcome.settle(True) if leads else outcome.wait()):
             raise Departed(f"a member left while group {how['name']} was made")
     except BaseException as error:
-        is_made = not isinstance(error, StoreGone) and outcome.settle(False)
+        is_made: bool | None = False
+        with contextlib.suppress(StoreGone):  # else an answer came too late, and the next may not
+            is_made = outcome.settle(False)
         if made is None or not is_made or not isinstance(error, Exception):
             if made is not None:
                 made.close()
