@@ -19,7 +19,9 @@ from resources import assert_given_back, held_resources, meeting_files
 from unisono import PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
 from unisono.comm.hosts import growing
-from user_programs import run_python
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.unix_socket import Departed
+from user_programs import eventually, run_python
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/shrink.py"
 
@@ -131,6 +133,33 @@ def die_waiting(rank: int, size: int, path: str, dying: int) -> object:
         signal.signal(signal.SIGALRM, lambda *_: die())
         signal.setitimer(signal.ITIMER_REAL, 0.5)
     raised(PeerLost, lambda: comm.grow(path, 2))
+    return comm.shrink().size
+
+
+def test_the_death_of_a_member_is_the_reason_also_for_who_learns_it_late(
+    fresh_pool: RankPool,
+) -> None:
+    """Rank 0 has withdrawn its announcement by then."""
+    outcomes = fresh_pool.outcomes(die_before_one_looks, 3, connected=False)
+    for rank in (0, 2):
+        assert outcomes[rank].value == 2, outcomes[rank].error
+
+
+def die_before_one_looks(rank: int, size: int, path: str) -> int:
+    comm = connect(path, rank, size)
+    comm.barrier()
+
+    def look_late(growth: growing.Growth, *_: object) -> None:
+        assert eventually(lambda: announcements.look_up(growth._board) is None)
+        raise Departed("the meeting is over")
+
+    if rank == 1:
+        signal.signal(signal.SIGALRM, lambda *_: die())
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(growing.Growth, "pass_through", look_late)
+        raised(PeerLost, lambda: comm.grow(path, 2))
     return comm.shrink().size
 
 

@@ -183,6 +183,7 @@ def grow(
                 group.abort(f"growing failed: {error}")
             raise
         except RendezvousError as error:
+            check()  # rank 0 may be away because a member has ended
             if not growth.is_passed and announcements.look_up(place) is None:
                 text = f"group {known_as}: not enough new processes reached rank 0"
                 raise RendezvousError(text) from error
